@@ -1,0 +1,1 @@
+"""How processes are put together: the CLI, `up` and its supervisor, embedded servers, `doctor`."""

@@ -1,0 +1,1 @@
+"""Real Postgres and NATS from wheels, started and stopped by `up`."""

@@ -1,0 +1,58 @@
+"""Commands: what somebody wants to happen, or says has happened. A closed union; the decider alone answers."""
+
+import msgspec
+
+from controlplane.commands.desk import BeginReign, NodeHeard, NodeSilent, Tick
+from controlplane.commands.gateway import Admit, CancelRequest, CloseGateway, End, EndRequests, Interrupt, OpenGateway
+from controlplane.commands.node import (
+    DeviceFound,
+    Hello,
+    InstanceFound,
+    ReportDropped,
+    ReportEnded,
+    ReportFailed,
+    ReportModel,
+    ReportSlept,
+    ReportStaged,
+    ReportUnusable,
+    ReportUp,
+)
+from controlplane.commands.operator import (
+    ApplySettings,
+    Load,
+    RegisterModel,
+    RetireModel,
+    Retry,
+    ReviseModel,
+    Sleep,
+    Stop,
+)
+
+AnyCommand = (
+    BeginReign | Tick | NodeSilent | NodeHeard
+    | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
+    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Stop | Retry
+    | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped
+    | ReportUp | ReportSlept | ReportEnded | ReportFailed
+)  # fmt: skip
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A command with its id and its author, as it travels on `cmd.*`.
+
+    The id makes it idempotent: sent again, it gets its first answer. `actor` is set by whoever authenticated
+    the author (web for people, the node's credentials for workers).
+    """
+
+    id: str
+    actor: str
+    body: AnyCommand
+    trace: str | None = None
+
+
+__all__ = [
+    "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "CloseGateway", "DeviceFound", "End",
+    "EndRequests", "Hello", "InstanceFound", "Interrupt", "Load", "NodeHeard", "NodeSilent", "OpenGateway", "Order",
+    "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportModel", "ReportSlept", "ReportStaged",
+    "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Sleep", "Stop", "Tick",
+]  # fmt: skip

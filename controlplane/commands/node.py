@@ -1,0 +1,128 @@
+"""Commands of node workers: their hello and their reports. A repeated or stale report changes nothing."""
+
+import msgspec
+
+from controlplane.events.instance import Step
+from controlplane.rungs import Rung
+from controlplane.spec import Argument, ModelFacts
+
+
+class DeviceFound(msgspec.Struct, frozen=True):
+    device: str
+    name: str
+    kind: str
+    size_bytes: int
+
+
+class InstanceFound(msgspec.Struct, frozen=True):
+    """An instance that a worker found alive when it started (adopted), as it really is."""
+
+    instance: str
+    rung: Rung
+    model: str | None
+    grant: int | None
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A worker starts (new incarnation) or reconnects (same one).
+
+    Instances that the plane knows on this node and that are not in `instances` are gone; weight sets likewise.
+    """
+
+    node: str
+    address: str
+    incarnation: str
+    boot: str
+    pool_budget_bytes: int
+    devices: tuple[DeviceFound, ...]
+    instances: tuple[InstanceFound, ...] = ()
+    weight_sets: tuple[str, ...] = ()
+    version: str = ""
+
+
+class ReportModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The source of `model` at `revision` was opened."""
+
+    node: str
+    model: str
+    revision: int
+    facts: ModelFacts
+    engine: str
+    arguments: dict[str, Argument]
+    """Those that shape the skeleton."""
+
+
+class ReportUnusable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The source of `model` can't be read or converted. `final`: trying again will not help."""
+
+    node: str
+    model: str
+    revision: int
+    code: str
+    message: str
+    final: bool = True
+
+
+class ReportStaged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    model: str
+    revision: int
+    weight_set: str
+    size_bytes: int
+    took_ms: int
+    read_bytes: int = 0
+
+
+class ReportDropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    weight_set: str
+    code: str
+
+
+class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    instance: str
+    directive: int
+    model: str
+    revision: int
+    weight_set: str
+    grant: int
+    endpoint: str
+    pid: int
+    took_ms: int
+    bytes_mapped: int
+    bytes_used: int
+    check: str = "skipped"
+    steps: tuple[Step, ...] = ()
+
+
+class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    instance: str
+    directive: int
+    pid: int
+    took_ms: int
+    bytes_used: int
+    steps: tuple[Step, ...] = ()
+
+
+class ReportEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Cold, as directed."""
+
+    node: str
+    instance: str
+    directive: int
+    took_ms: int
+
+
+class ReportFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A step failed or the process died; everything of it has been cleaned up and its cells are free."""
+
+    node: str
+    instance: str
+    directive: int
+    """The last directive that the worker had seen."""
+    rung: Rung
+    step: str
+    code: str
+    message: str

@@ -1,0 +1,49 @@
+"""Commands of operators: the page's buttons, the REST API, the CLI, the settings file."""
+
+import msgspec
+
+from controlplane.spec import ModelSpec
+
+
+class RegisterModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    spec: ModelSpec
+
+
+class ReviseModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    spec: ModelSpec
+
+
+class RetireModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    model: str
+
+
+class ApplySettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The whole `[[model]]` list of a settings file. Differences to what the *file* registered before are applied."""
+
+    path: str
+    digest: str
+    models: tuple[ModelSpec, ...]
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Bring a model `up`. Answer: `Opened`, with the operation's id."""
+
+    model: str
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take a model's instances from `up` to `sleep`: the skeleton stays. Running requests are drained first."""
+
+    model: str
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the processes of the instances that serve this model, or last did: `cold`. Running requests are drained first."""
+
+    model: str
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End a model's back-off (or its rejection) now and try again."""
+
+    model: str

@@ -1,0 +1,133 @@
+"""Events of instances and the grants they hold."""
+
+import msgspec
+
+from controlplane.events.record import Event
+from controlplane.rungs import Rung
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a transition, as measured by the worker."""
+
+    name: str
+    took_ms: float
+    moved_bytes: int = 0
+
+
+class GrantGiven(Event, frozen=True, kw_only=True):
+    """An instance holds cells of a device, exclusively. The event's position is the grant's number (its fencing token)."""
+
+    AGGREGATE, KEY = "device", "device"
+    node: str
+    device: str
+    instance: str
+    offset: int
+    """First cell, a multiple of `cells`."""
+    cells: int
+
+
+class GrantReturned(Event, frozen=True, kw_only=True):
+    """The cells are free: the worker measured the memory as free, or the process that used it is gone."""
+
+    AGGREGATE, KEY = "device", "device"
+    node: str
+    device: str
+    instance: str
+    grant: int
+
+
+class InstanceCreated(Event, frozen=True, kw_only=True):
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    configuration: str
+
+
+class InstanceDirected(Event, frozen=True, kw_only=True):
+    """The decider's word where the instance should be. The event's position is the directive's number: reports name it."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    rung: Rung
+    model: str | None = None
+    """The model to serve; set when `rung` is up."""
+    revision: int = 0
+    grant: int | None = None
+    code: str = ""
+    """Why: `request`, `load`, `idle`, `evicted`, `operator`, `retired`, `failed`."""
+    for_request: str | None = None
+    """The request that made it climb; it has a lease until that request has ended."""
+    victim_of: str | None = None
+    """The model for which this instance makes room."""
+
+
+class InstanceUp(Event, frozen=True, kw_only=True):
+    """It serves `model`: the engine said so, the memory agrees, the check (if any) passed."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    directive: int
+    model: str
+    revision: int
+    weight_set: str
+    grant: int
+    endpoint: str
+    """URL of the instance's frontend, e.g. `http://127.0.0.1:41733`."""
+    pid: int
+    took_ms: int
+    bytes_mapped: int
+    bytes_used: int
+    """Measured bytes on the device, mapped weights included."""
+    check: str = "skipped"
+    """`same_tokens`, `recorded` (first time) or `skipped`."""
+    steps: tuple[Step, ...] = ()
+
+
+class InstanceSlept(Event, frozen=True, kw_only=True):
+    """The skeleton alone is left: weights unmapped, KV gone, memory measured."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    directive: int
+    pid: int
+    took_ms: int
+    bytes_used: int
+    steps: tuple[Step, ...] = ()
+
+
+class InstanceEnded(Event, frozen=True, kw_only=True):
+    """Cold as directed: no process is left."""
+
+    AGGREGATE, KEY, ENDS = "instance", "instance", True
+    node: str
+    instance: str
+    directive: int
+    took_ms: int
+
+
+class InstanceFailed(Event, frozen=True, kw_only=True):
+    """A step failed or its process died. What is left was cleaned up: the instance is cold and gone, `rung` is where it was."""
+
+    AGGREGATE, KEY, ENDS = "instance", "instance", True
+    node: str
+    instance: str
+    directive: int
+    rung: Rung
+    step: str
+    code: str
+    """`engine_died`, `start_failed`, `step_deadline`, `no_room`, `weights_unusable`, `check_mismatch`,
+    `lost`, `holder_died`, ..."""
+    message: str
+
+
+class InstanceOverdue(Event, frozen=True, kw_only=True):
+    """A watchdog's word: the transition has outlasted every deadline of its steps and nobody reported."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    directive: int
+    waited_ms: int

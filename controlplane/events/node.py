@@ -1,0 +1,49 @@
+"""Events of nodes and their devices."""
+
+from controlplane.events.record import Event
+
+
+class NodeJoined(Event, frozen=True, kw_only=True):
+    """A worker announced itself: the first time, after a restart (new incarnation) or after a change of address."""
+
+    AGGREGATE, KEY = "node", "node"
+    node: str
+    address: str
+    incarnation: str
+    boot: str
+    """The kernel's boot id: pids mean nothing across a change of it."""
+    pool_budget_bytes: int
+    version: str = ""
+
+
+class NodeFellSilent(Event, frozen=True, kw_only=True):
+    """No beat for the silence limit. Its grants stay granted: nobody knows what still runs there."""
+
+    AGGREGATE, KEY = "node", "node"
+    node: str
+
+
+class NodeHeardAgain(Event, frozen=True, kw_only=True):
+    AGGREGATE, KEY = "node", "node"
+    node: str
+
+
+class DeviceDeclared(Event, frozen=True, kw_only=True):
+    """A device is usable, or its size changed."""
+
+    AGGREGATE, KEY = "device", "device"
+    node: str
+    device: str
+    """UUID: the GPU's own, or one kept in the data directory for a declared device."""
+    name: str
+    kind: str
+    """`cpu` (a declared share of host memory) or `gpu`."""
+    size_bytes: int
+
+
+class DeviceWithdrawn(Event, frozen=True, kw_only=True):
+    """The device is no longer declared by its node; nothing held a cell of it."""
+
+    AGGREGATE, KEY, ENDS = "device", "device", True
+    node: str
+    device: str

@@ -1,0 +1,24 @@
+"""The fleet's state and its evolution."""
+
+from controlplane.fleet.evolve import Gap, evolve, fold
+from controlplane.fleet.members import (
+    Configuration,
+    Device,
+    Directive,
+    Gateway,
+    Grant,
+    Instance,
+    Model,
+    Node,
+    Operation,
+    Rejection,
+    Request,
+    SetBack,
+    WeightSet,
+)
+from controlplane.fleet.state import EVOLVE_VERSION, Fleet, dump, load
+
+__all__ = [
+    "EVOLVE_VERSION", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant", "Instance", "Model",
+    "Node", "Operation", "Rejection", "Request", "SetBack", "WeightSet", "dump", "evolve", "fold", "load",
+]  # fmt: skip

@@ -1,0 +1,185 @@
+"""The state's records: one frozen struct per aggregate. All times are Unix milliseconds of the event that set them."""
+
+import msgspec
+
+from controlplane.rungs import Activity, Health, Rung
+from controlplane.spec import Argument, ModelFacts, ModelSpec
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    address: str
+    incarnation: str
+    boot: str
+    pool_budget_bytes: int
+    heard: bool = True
+    version: str = ""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    device: str
+    node: str
+    name: str
+    kind: str
+    size_bytes: int
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    """Its event's position; the fencing token."""
+    node: str
+    device: str
+    instance: str
+    offset: int
+    cells: int
+    since_ms: int
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    configuration: str
+    engine: str
+    architecture: str
+    arguments: dict[str, Argument]
+    skeleton_bytes: int | None = None
+    """As measured; None: use the default until a transition has measured it."""
+
+
+class SetBack(msgspec.Struct, frozen=True):
+    failures: int
+    retry_at_ms: int
+    code: str
+    message: str
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    need_bytes: int
+    limit_bytes: int
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    spec: ModelSpec
+    revision: int
+    origin: str
+    registered_ms: int
+    facts: ModelFacts | None = None
+    """Of this revision; None until a node has inspected the source."""
+    rejection: Rejection | None = None
+    set_back: SetBack | None = None
+    retired: bool = False
+
+
+class WeightSet(msgspec.Struct, frozen=True, kw_only=True):
+    weight_set: str
+    node: str
+    size_bytes: int
+    models: tuple[tuple[str, int], ...]
+    """(model, revision) pairs whose bytes these are."""
+    used_ms: int
+    dismissed: bool = False
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the decider wants an instance to be."""
+
+    number: int
+    """Its event's position."""
+    rung: Rung
+    model: str | None
+    revision: int
+    grant: int | None
+    code: str
+    at_ms: int
+    operation: str | None = None
+    victim_of: str | None = None
+    overdue: bool = False
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """One skeleton on one node. `rung` is where it was last reported; `directive` where it should be."""
+
+    instance: str
+    node: str
+    configuration: str
+    created_ms: int
+    rung: Rung = Rung.COLD
+    since_ms: int = 0
+    """When `rung` was reached."""
+    directive: Directive | None = None
+    model: str | None = None
+    """The model it serves while `up`; the last one below."""
+    revision: int = 0
+    weight_set: str | None = None
+    grant: int | None = None
+    """Number of the grant it holds."""
+    endpoint: str | None = None
+    pid: int | None = None
+    running: int = 0
+    """Requests routed to it and not ended."""
+    served: int = 0
+    """Requests that have ended on it since it came up."""
+    idle_since_ms: int = 0
+    """When the last request ended, or when it came up."""
+    leased_to: frozenset[str] = frozenset()
+    """Requests for which it climbed and that have not ended: while there are any, it is no victim."""
+    bytes_mapped: int = 0
+    bytes_used: int = 0
+    health: Health = Health.OK
+
+    @property
+    def activity(self) -> Activity:
+        if self.directive is None or self.directive_settled:
+            return Activity.SETTLED
+        return Activity.CLIMBING if self.directive.rung.height >= self.rung.height else Activity.DESCENDING
+
+    @property
+    def directive_settled(self) -> bool:
+        """Whether the last directive has been reached: same rung and, when up, the same model under the same grant."""
+        d = self.directive
+        if d is None:
+            return True
+        if d.rung is not self.rung:
+            return False
+        return d.rung is not Rung.UP or (self.model, self.revision) == (d.model, d.revision)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """An open request. Finished ones are in the log alone."""
+
+    request: str
+    model: str
+    gateway: str
+    kind: str
+    streamed: bool
+    prompt_bytes: int
+    max_tokens: int | None
+    accepted_ms: int
+    order: int
+    """Position of its acceptance: first come, first served."""
+    instance: str | None = None
+    """Where it runs; None while queued."""
+    grant: int | None = None
+    routed_ms: int | None = None
+    attempts: int = 0
+    code: str = ""
+    reason: str = ""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """An open operation."""
+
+    operation: str
+    kind: str
+    model: str | None
+    instance: str | None
+    requested_ms: int
+    actor: str
+
+
+class Gateway(msgspec.Struct, frozen=True, kw_only=True):
+    gateway: str
+    host: str
+    pid: int
+    opened_ms: int

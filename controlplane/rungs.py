@@ -1,0 +1,30 @@
+"""The ladder: where an instance stands, and where it is told to go."""
+
+from enum import StrEnum
+
+
+class Rung(StrEnum):
+    """A place on the ladder, from nothing to serving. `SAVED` and `CHECKPOINT` need images and are not to be had yet."""
+
+    COLD = "cold"
+    SAVED = "saved"
+    CHECKPOINT = "checkpoint"
+    SLEEP = "sleep"
+    UP = "up"
+
+    @property
+    def height(self) -> int:
+        """0 for cold ... 4 for up."""
+        return list(Rung).index(self)
+
+
+class Activity(StrEnum):
+    SETTLED = "settled"
+    CLIMBING = "climbing"
+    DESCENDING = "descending"
+
+
+class Health(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"

@@ -1,0 +1,100 @@
+"""NATS subjects and the small messages that are not events: beats, progress, asks. Pure: names and shapes only."""
+
+from typing import Final
+
+import msgspec
+
+from controlplane.envelope import Recorded
+
+STREAM: Final = "EVENTS"
+EVENTS: Final = "events.>"
+COMMANDS: Final = "cmd.>"
+COMMAND_GATEWAY: Final = "cmd.gateway"
+COMMAND_OPERATOR: Final = "cmd.operator"
+BEATS: Final = "beat.>"
+ASK_STATE: Final = "ask.state"
+"""Request (empty) -> `fleet.dump` bytes of the decider's committed state."""
+
+
+def command_node(node: str) -> str:
+    """Where node `node`'s worker sends its hello and reports; its credentials allow no other `cmd.` subject."""
+    return f"cmd.node.{node}.report"
+
+
+def event(recorded: Recorded) -> str:
+    """`events.<node or _>.<aggregate>.<type>`: a worker filters on its node and on `_.model`."""
+    return f"events.{recorded.node or '_'}.{recorded.event.AGGREGATE}.{recorded.type}"
+
+
+def events_for_node(node: str) -> list[str]:
+    """Filters of a worker: its own node's events and those of models."""
+    return [f"events.{node}.>", "events._.model.>"]
+
+
+def beat_node(node: str) -> str:
+    return f"beat.node.{node}"
+
+
+def beat_gateway(gateway: str) -> str:
+    return f"beat.gateway.{gateway}"
+
+
+def measure(node: str) -> str:
+    """Request `Measure` -> `Measured`: how many tokens a prompt has, without an engine."""
+    return f"node.{node}.measure"
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is doing, within a step. Not an event; the latest one counts.
+
+    `subject` is an instance id or `model:<name>` (inspecting, fetching, staging).
+    """
+
+    subject: str
+    step: str
+    done: int
+    total: int
+    """In bytes when `unit` is bytes; 0: unknown."""
+    unit: str = "bytes"
+
+
+class InstanceBeat(msgspec.Struct, frozen=True, kw_only=True):
+    instance: str
+    running: int
+    tokens_per_s: float
+    bytes_used: int
+
+
+class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Once a second from each worker on `beat.node.<n>`, and at once when progress changes (at most 10/s)."""
+
+    node: str
+    incarnation: str
+    at_ms: int
+    pool_used_bytes: int
+    pool_budget_bytes: int
+    pool_ok: bool
+    device_bytes: dict[str, int]
+    """Measured bytes in use per device UUID."""
+    instances: tuple[InstanceBeat, ...] = ()
+    progress: tuple[Progress, ...] = ()
+
+
+class GatewayBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Once a second from each web process on `beat.gateway.<g>`."""
+
+    gateway: str
+    at_ms: int
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    kind: str
+    body: msgspec.Raw
+    """The OpenAI request body (JSON)."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int = 0
+    error: str = ""
+    """A sentence when the prompt can't be rendered (e.g. the chat template refuses it)."""

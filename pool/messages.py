@@ -1,0 +1,106 @@
+"""The pool daemon's wire: a unix socket, 4-byte little-endian lengths and msgpack; descriptors travel by SCM_RIGHTS.
+
+One connection carries one conversation at a time. A connection that holds an `Attached` set is its reference:
+closing it (or dying) gives the reference back.
+"""
+
+import msgspec
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Bring a directory of safetensors files into the pool. Answers: `Staging` any number of times, then `Staged` or `Refusal`.
+
+    A source that is staged already (same path, size and mtime of each file) is answered at once.
+    """
+
+    source: str
+    """Absolute directory."""
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer: `Attached`, followed by one message per 100 descriptors (segments in order), or `Refusal`."""
+
+    weight_set: str
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget a set and free its memory. Refused while somebody maps it."""
+
+    weight_set: str
+
+
+class Verify(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Compare every tensor with its digest. Answer: `Verified`."""
+
+    weight_set: str
+
+
+class Describe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer: `Described`."""
+
+
+class Staging(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    done_bytes: int
+    total_bytes: int
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    weight_set: str
+    """`ws_<32 hex>`: digest over the tensors' digests and the layout."""
+    size_bytes: int
+    took_ms: int
+    read_bytes: int
+    """0: it was there already."""
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    dtype: str
+    """As in safetensors: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    segment: int
+    offset: int
+    size_bytes: int
+    digest: str
+    """blake3 of the bytes, hex."""
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    weight_set: str
+    segments: tuple[int, ...]
+    """Size of each in bytes, a multiple of the page size."""
+    tensors: tuple[Tensor, ...]
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    weight_set: str
+    bad: tuple[str, ...]
+    """Names of tensors whose bytes do not match."""
+
+
+class SetState(msgspec.Struct, frozen=True, kw_only=True):
+    weight_set: str
+    size_bytes: int
+    mapped_by: int
+    source: str
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    budget_bytes: int
+    used_bytes: int
+    pid: int
+    sets: tuple[SetState, ...]
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Codes: `over_budget` (need_bytes, free_bytes), `no_room` (the host has less than the budget), `unknown_set`, `in_use`,
+    `bad_source`, `corrupt`."""
+
+    code: str
+    message: str
+    need_bytes: int = 0
+    free_bytes: int = 0
+
+
+Request = Stage | Attach | Drop | Verify | Describe
+Reply = Staging | Staged | Attached | Verified | Described | Refusal

@@ -1,0 +1,1 @@
+"""The web application: the OpenAI-compatible API, the REST API and the live pages."""

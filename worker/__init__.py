@@ -1,0 +1,1 @@
+"""The node worker: follows events, compares what should be with what is, acts, reports."""

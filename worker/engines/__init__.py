@@ -1,0 +1,1 @@
+"""Engines: one interface, one process each. `transformers` is the reference; `fake` is scripted."""

@@ -1,0 +1,145 @@
+"""The engine's two wires, both unix sockets that the engine connects *out* to.
+
+Frames are 4-byte little-endian lengths and msgpack.
+
+control: the holder listens (`control.sock`); commands in, one reply each, in order.
+tokens:  the frontend listens (`tokens.sock`); token ids in and token ids out, nothing else.
+"""
+
+import msgspec
+
+# ---- control ------------------------------------------------------------------------------------------------
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Map a weight set: the engine asks the pool daemon at `pool_socket` for descriptors and stays connected while mapped."""
+
+    pool_socket: str
+    weight_set: str
+
+
+class Detach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Unmap it (address space stays reserved)."""
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Allocate KV memory and accept requests. Needs an attached weight set."""
+
+    model: str
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Free KV memory. Refused while requests run: drain first."""
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer once no request runs, or `DrainTimeout` error after `deadline_ms`."""
+
+    deadline_ms: int
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Generate `tokens` ids greedily after `prompt`; answered by `Checked`."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answered by `State`."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Exit in order."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine's own word of where it is, answered to every command but Check."""
+
+    attached: str | None
+    """Weight set."""
+    awake: bool
+    running: int
+    bytes_mapped: int
+    bytes_kv: int
+    bytes_private: int
+    """Private dirty memory of the process (smaps_rollup), KV included."""
+    took_ms: float = 0.0
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    ids: tuple[int, ...]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The command failed; the engine is as it was before, unless `fatal`."""
+
+    code: str
+    message: str
+    fatal: bool = False
+
+
+ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Health | Shutdown
+ControlReply = State | Checked | Fault
+
+# ---- tokens -------------------------------------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    """End-of-sequence ids; generation ends with `stop` and the id is not emitted as text."""
+    ignore_eos: bool = False
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request: str
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The frontend has recorded the first `count` output ids; the engine may forget them."""
+
+    request: str
+    count: int
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """First message of an engine on a (new) connection: requests it knows, with ids from their first unacknowledged one."""
+
+    pid: int
+    requests: dict[str, int]
+    """request -> index of the first id that follows again."""
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request: str
+    start: int
+    """Index of `ids[0]` within the request's output."""
+    ids: tuple[int, ...]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request: str
+    reason: str
+    """`stop`, `length`, `aborted` or `failed`."""
+    count: int
+    """Output ids in all: a request that ends has had exactly these."""
+    message: str = ""
+
+
+FrontendToEngine = Submit | Abort | Ack
+EngineToFrontend = Connected | Tokens | Ended
