@@ -42,7 +42,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a node learned by opening a model's source; everything that admission and placement need."""
 
     configuration: str
-    """`cfg_<16 hex>`: digest of engine, architecture and the arguments that shape a skeleton; who shares it shares skeletons."""
+    """`cfg_<16 hex>`: digest of engine, architecture and the arguments that shape a skeleton; its models share skeletons."""
     architecture: str
     """The class name of the source's config, e.g. `LlamaForCausalLM`; `fake` for the fake engine."""
     weight_bytes: int
