@@ -1,0 +1,123 @@
+"""Engine arguments: what a model's spec may say, per engine. There is no way to pass anything else on to an engine."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from controlplane.refusal import Code, Refused
+from controlplane.spec import Argument, EngineName
+
+_UNITS: Final = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_TIB: Final = 2**40
+_HOUR_MS: Final = 3_600_000
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """One argument: its kind, its range, and whether two models that differ in it may still share a skeleton."""
+
+    kind: type[int] | type[float] | type[str] | type[bool]
+    low: float = 0
+    high: float = 0
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    """Of a text: what it may be, in words."""
+    is_size: bool = False
+    """Bytes; `"20GiB"` is accepted for the number."""
+    shapes: bool = True
+    """Part of the configuration. Whatever an engine process is started with is."""
+
+
+ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
+    "transformers": {
+        "max_model_len": Allowed(kind=int, low=16, high=10_000_000),
+        "max_num_seqs": Allowed(kind=int, low=1, high=256),
+        "kv_bytes": Allowed(kind=int, low=2**16, high=16 * _TIB, is_size=True),
+        "dtype": Allowed(kind=str, choices=("float32", "bfloat16")),
+        "threads": Allowed(kind=int, low=1, high=1024),
+    },
+    "fake": {
+        "load_ms": Allowed(kind=int, low=0, high=_HOUR_MS),
+        "wake_ms": Allowed(kind=int, low=0, high=_HOUR_MS),
+        "sleep_ms": Allowed(kind=int, low=0, high=_HOUR_MS),
+        "tokens_per_s": Allowed(kind=float, low=0, high=1e9),
+        "context_tokens": Allowed(kind=int, low=16, high=10_000_000),
+        "weight_bytes": Allowed(kind=int, low=16, high=_TIB, is_size=True, shapes=False),
+        "kv_bytes": Allowed(kind=int, low=0, high=_TIB, is_size=True),
+        "skeleton_bytes": Allowed(kind=int, low=0, high=_TIB, is_size=True),
+        "max_num_seqs": Allowed(kind=int, low=1, high=100_000),
+        "fail": Allowed(kind=str, pattern="`start`, `wake`, `sleep` or `generate_after`, then `:` and a number"),
+        "ignore_stop": Allowed(kind=bool),
+        "keep_fraction": Allowed(kind=float, low=0, high=1),
+    },
+}
+
+
+def check(engine: EngineName, arguments: Mapping[str, object]) -> dict[str, Argument]:
+    """Return the arguments, sizes as numbers of bytes and names in order.
+
+    Raises:
+        Refused: `invalid`; `details["param"]` is `arguments.<name>`.
+    """
+    return {name: _checked(engine, name, arguments[name]) for name in sorted(arguments)}
+
+
+def shaping(engine: EngineName, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
+    """Return those that shape the skeleton: models that differ in others only can share one."""
+    return {name: value for name, value in arguments.items() if ALLOWED[engine][name].shapes}
+
+
+def size_bytes(value: object) -> int:
+    """Return `"1.5GiB"`, `"200 MB"` or a whole number as bytes.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} is not a size: write a number of bytes or, e.g., '20GiB'")
+    if isinstance(value, int):
+        return value
+    number = value.rstrip(" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+    unit = _UNITS.get(value[len(number) :].strip().upper())
+    if unit is None or not number or not number.replace(".", "", 1).isdecimal() or not number.isascii():
+        raise ValueError(f"{value!r} is not a size: write a number of bytes or, e.g., '20GiB'")
+    return round(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _checked(engine: EngineName, name: str, value: object) -> Argument:
+    allowed = ALLOWED[engine].get(name)
+    if allowed is None:
+        known = ", ".join(sorted(ALLOWED[engine]))
+        raise _invalid(name, f"engine {engine!r} takes no argument {name!r}; it takes {known}")
+    if allowed.is_size:
+        try:
+            value = size_bytes(value)
+        except ValueError as error:
+            raise _invalid(name, f"argument {name!r}: {error}") from None
+    if allowed.kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not allowed.kind:
+        raise _invalid(name, f"argument {name!r} is {type(value).__name__}, not {allowed.kind.__name__}: {value!r}")
+    if isinstance(value, str):
+        return _checked_text(name, value, allowed)
+    assert isinstance(value, int | float)
+    if not isinstance(value, bool) and not allowed.low <= value <= allowed.high:
+        raise _invalid(name, f"argument {name!r} is {value}, outside {allowed.low:g} to {allowed.high:g}")
+    return value
+
+
+def _checked_text(name: str, value: str, allowed: Allowed) -> str:
+    if allowed.choices and value not in allowed.choices:
+        raise _invalid(name, f"argument {name!r} is {value!r}, not one of {', '.join(allowed.choices)}")
+    if name == "fail":
+        what, _, count = value.partition(":")
+        if what not in ("start", "wake", "sleep", "generate_after") or not (count.isdecimal() or count == value[len(what) :]):
+            raise _invalid(name, f"argument 'fail' is {value!r}, not {allowed.pattern}")
+    return value
+
+
+def _invalid(name: str, message: str) -> Refused:
+    return Refused(Code.INVALID, message, param=f"arguments.{name}")
