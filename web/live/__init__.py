@@ -1,0 +1,1 @@
+"""Live updates: the latest-frame hub, what paints into it, and the stream that readers follow."""
