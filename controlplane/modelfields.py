@@ -1,0 +1,165 @@
+"""A model's fields, as a settings file or a REST body gives them, to a checked `ModelSpec`."""
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from typing import Final, get_args
+
+from controlplane.arguments import check
+from controlplane.quantities import duration_ms, share_cells
+from controlplane.refusal import Code, Refused
+from controlplane.spec import EngineName, Idle, ModelSpec
+
+KEYS: Final = ("name", "source", "engine", "arguments", "share", "idle", "aliases", "note")
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
+_HUB: Final = re.compile(r"hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}", re.ASCII)
+_NOTE_LIMIT: Final = 200
+
+LATER: Final = {
+    "priority": "priority classes are not in this version; take the key out: requests are served first come, first served",
+    "idle.checkpoint": "checkpoints are not in this version; take the key out: an idle model goes from sleep to cold",
+    "idle.saved": "saved images are not in this version; take the key out: an idle model goes from sleep to cold",
+    "share.gpus": "models over several devices are not in this version; write a share of one device, at most 1",
+    "engine": 'engine "vllm" is not in this version; write engine = "transformers"',
+}
+"""Settings that this version knows by name and does not have, with what to do."""
+
+
+def spec_from_fields(fields: Mapping[str, object]) -> ModelSpec:
+    """Return the spec that one `[[model]]` table, or one REST body, means.
+
+    Raises:
+        Refused: `invalid` or `not_available`; `details["param"]` is the dotted key at fault ("" for the whole).
+    """
+    for key in fields:
+        if key == "priority":
+            raise later(key)
+        if key not in KEYS:
+            raise unknown(key, KEYS)
+    engine = _engine(fields.get("engine", "transformers"))
+    arguments = _table(fields.get("arguments", {}), "arguments")
+    name = model_name(_required(fields, "name"), "name")
+    return ModelSpec(
+        name=name,
+        source=_source(_required(fields, "source"), engine),
+        engine=engine,
+        arguments=check(engine, arguments),
+        cells=_cells(fields.get("share", "auto")),
+        idle=_idle(_table(fields.get("idle", {}), "idle")),
+        aliases=_aliases(fields.get("aliases", ()), name),
+        note=_note(fields.get("note", "")),
+    )
+
+
+def invalid(key: str, message: str) -> Refused:
+    return Refused(Code.INVALID, f"{key}: {message}" if key else message, param=key)
+
+
+def later(key: str) -> Refused:
+    return Refused(Code.NOT_AVAILABLE, f"{key}: {LATER[key]}", param=key)
+
+
+def unknown(key: str, known: Iterable[str], prefix: str = "") -> Refused:
+    """The refusal of a key that means nothing, with the nearest one that does."""
+    names = sorted(known)
+    near = get_close_matches(key, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+    return Refused(Code.INVALID, f"{prefix}{key}: unknown key; {hint}", param=f"{prefix}{key}")
+
+
+def model_name(value: object, key: str) -> str:
+    """Return a model's name or alias. Raises Refused unless it is 1 to 100 of letters, digits, `.`, `_`, `-`."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        shown = value if not isinstance(value, str) or len(value) <= 40 else f"{value[:40]}..."
+        raise invalid(
+            key,
+            f"{shown!r} is not a model name; use 1 to 100 letters, digits, dots, dashes and underscores, "
+            "with a letter or digit at both ends",
+        )
+    return value
+
+
+def _required(fields: Mapping[str, object], key: str) -> object:
+    if key not in fields:
+        raise invalid(key, "missing; every model needs a name and a source")
+    return fields[key]
+
+
+def _table(value: object, key: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise invalid(key, f"{value!r} is not a table of keys and values")
+    return value
+
+
+def _engine(value: object) -> EngineName:
+    if value == "vllm":
+        raise later("engine")
+    for name in get_args(EngineName):
+        if value == name:
+            engine: EngineName = name
+            return engine
+    raise invalid("engine", f"{value!r} is not an engine; known: {', '.join(get_args(EngineName))}")
+
+
+def _source(value: object, engine: EngineName) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > 4096:
+        raise invalid("source", "must be a text of printable characters, at most 4096")
+    if (value.startswith("fake:")) is not (engine == "fake"):
+        raise invalid("source", f'{value!r} with engine "{engine}": the fake engine, and it alone, takes a source "fake:"')
+    if engine == "fake":
+        if value != "fake:":
+            model_name(value.removeprefix("fake:"), "source")
+        return value
+    if value.startswith("hf:"):
+        if not _HUB.fullmatch(value):
+            raise invalid(
+                "source",
+                f"{value!r} is not a pinned Hugging Face source; write hf:ORG/NAME@REVISION with the 40 hexadecimal digits "
+                "of a commit, so that the weights can't change unseen",
+            )
+        return value
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts:
+        raise invalid("source", f"{value!r} is neither hf:ORG/NAME@REVISION nor an absolute path without '..'")
+    return str(path)
+
+
+def _cells(value: object) -> int | None:
+    if isinstance(value, Mapping):
+        if "gpus" in value:
+            raise later("share.gpus")
+        raise invalid("share", f'{value!r} is not a share; write "auto", or one between 1/8 and 1')
+    try:
+        return share_cells(value)
+    except ValueError as error:
+        raise invalid("share", str(error)) from None
+
+
+def _idle(fields: Mapping[str, object]) -> Idle:
+    limits: dict[str, int | None] = {}
+    for key, value in fields.items():
+        if f"idle.{key}" in LATER:
+            raise later(f"idle.{key}")
+        if key not in {"sleep", "cold"}:
+            raise unknown(key, ("sleep", "cold"), "idle.")
+        try:
+            limits[f"{key}_ms"] = duration_ms(value)
+        except ValueError as error:
+            raise invalid(f"idle.{key}", str(error)) from None
+    return Idle(**limits)
+
+
+def _aliases(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise invalid("aliases", f"{value!r} is not a list of names")
+    aliases = tuple(model_name(alias, "aliases") for alias in value)
+    if name in aliases or len(set(aliases)) < len(aliases):
+        raise invalid("aliases", f"{list(aliases)!r} holds a name twice, or the model's own")
+    return aliases
+
+
+def _note(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > _NOTE_LIMIT:
+        raise invalid("note", f"must be a text of printable characters, at most {_NOTE_LIMIT}")
+    return value

@@ -1,0 +1,67 @@
+"""Sizes, durations and shares as people write them."""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from controlplane.spec import CELLS
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]iB|[KMGT]B)?", re.ASCII)
+_UNITS: Final = {
+    "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
+_MILLISECONDS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+SHARES: Final = (1, 2, 4, 8)
+"""Runs of cells that a grant may have: the nodes of the buddy tree."""
+
+
+def size_bytes(value: object) -> int:
+    """Return bytes from a whole number or a text such as `"64GiB"` or `"1.5 GB"`. Raises ValueError, with an example."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f'{value!r} is not a size; write bytes as a whole number, or a text such as "512MiB" or "64GiB"')
+    return int(Fraction(found[1]) * _UNITS[found[2] or "B"])
+
+
+def duration_ms(value: object) -> int | None:
+    """Return milliseconds from `"5m"`, `"1.5s"`, `"250ms"`, ...; None for `"never"`. Raises ValueError, with an example."""
+    if value == "never":
+        return None
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f'{value!r} is not a duration; write a text such as "30s", "5m", "4h", or "never"')
+    return int(Fraction(found[1]) * _MILLISECONDS[found[2]])
+
+
+def share_cells(value: object) -> int | None:
+    """Return the smallest run of cells (1, 2, 4 or 8) that holds a share of a device; None for `"auto"`.
+
+    Takes 1, 0.5, "1/2", "0.25" and anything between 0 and 1. Raises ValueError, with an example.
+    """
+    if value == "auto":
+        return None
+    wrong = ValueError(f'{value!r} is not a share of a device; write "auto", or one between 1/8 and 1 such as 1, 0.5 or "1/4"')
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise wrong
+    try:
+        share = Fraction(value.replace(" ", "") if isinstance(value, str) else str(value))
+    except (ValueError, ZeroDivisionError):
+        raise wrong from None
+    if not 0 < share <= 1:
+        raise wrong
+    return next(cells for cells in SHARES if share * CELLS <= cells)
+
+
+def human_bytes(size: int) -> str:
+    """Write bytes for people: `1.5 GiB`."""
+    scaled, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if scaled < 1024 or unit == "TiB":
+            break
+        scaled /= 1024
+    return f"{scaled:.0f} {unit}" if unit == "B" or scaled >= 100 else f"{scaled:.1f} {unit}"

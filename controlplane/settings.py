@@ -1,0 +1,180 @@
+"""The settings file: `[node]` and `[[model]]` tables in TOML, checked; every error names the file, the line and the key."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from controlplane.modelfields import invalid, model_name, spec_from_fields, unknown
+from controlplane.quantities import size_bytes
+from controlplane.refusal import Code, Refused
+from controlplane.spec import CELLS, ModelSpec
+
+__all__ = ["DeviceSettings", "NodeSettings", "Settings", "SettingsError", "parse", "read", "spec_from_fields"]
+
+_DEVICE_LEAST: Final = 1 << 20
+"""A cell of a smaller device would be less than 32 pages."""
+_FILE_LIMIT: Final = 1 << 20
+
+
+class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared share of host memory."""
+
+    name: str
+    size_bytes: int
+
+
+class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """None, or no devices: the file leaves it to `up`."""
+
+    pool_bytes: int | None = None
+    devices: tuple[DeviceSettings, ...] = ()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    node: NodeSettings = NodeSettings()
+    models: tuple[ModelSpec, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Of what the `[[model]]` tables mean: comments and order of keys don't count."""
+        return hashlib.sha256(msgspec.json.encode(self.models, order="deterministic")).hexdigest()
+
+
+class SettingsError(Exception):
+    """The file can't be used as it is; nothing of it was applied.
+
+    Attributes: path; line (1-based, None: unknown); key (dotted, "" for the whole file); code; message.
+    """
+
+    def __init__(self, path: str, line: int | None, key: str, message: str, code: Code = Code.INVALID) -> None:
+        super().__init__(f"{path}{f':{line}' if line else ''}: {message}")
+        self.path, self.line, self.key, self.code, self.message = path, line, key, code, message
+
+
+def read(path: Path) -> Settings:
+    """Read and check a settings file. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_FILE_LIMIT + 1)
+    except OSError as error:
+        raise SettingsError(str(path), None, "", f"can't be read: {error.strerror}") from error
+    if len(raw) > _FILE_LIMIT:
+        raise SettingsError(str(path), None, "", f"is larger than {_FILE_LIMIT} bytes; this is not a settings file")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise SettingsError(str(path), line, "", "is not UTF-8 text") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str = "settings") -> Settings:
+    """Check the text of a settings file; `path` is for messages. Raises SettingsError."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line = int(found[1]) if found else max(text.count("\n"), 1)
+        raise SettingsError(path, line, "", f"is not TOML: {error}") from error
+    try:
+        for key in tables:
+            if key not in {"node", "model"}:
+                raise unknown(key, ("node", "model"))
+        node = _node(tables.get("node", {}))
+    except Refused as refused:
+        raise _located(refused, text, path, "node", 0) from refused
+    models: list[ModelSpec] = []
+    entries = tables.get("model", [])
+    if not isinstance(entries, list):
+        raise SettingsError(path, line_of(text, "model", 0, ""), "model", "model: write [[model]], with two brackets, for each")
+    for index, fields in enumerate(entries):
+        try:
+            models.append(_model(fields, models))
+        except Refused as refused:
+            raise _located(refused, text, path, "model", index) from refused
+    return Settings(node=node, models=tuple(models))
+
+
+def _model(fields: object, before: list[ModelSpec]) -> ModelSpec:
+    if not isinstance(fields, Mapping):
+        raise invalid("", "model: write [[model]], with two brackets, for each")
+    spec = spec_from_fields(fields)
+    taken = {name: other.name for other in before for name in (other.name, *other.aliases)}
+    for key, name in (("name", spec.name), *(("aliases", alias) for alias in spec.aliases)):
+        if name in taken:
+            raise invalid(key, f'"{name}" is taken by model "{taken[name]}" above; each name and alias may stand once')
+    return spec
+
+
+def _node(fields: object) -> NodeSettings:
+    if not isinstance(fields, Mapping):
+        raise invalid("node", "write [node], with one bracket, once")
+    for key in fields:
+        if key not in {"pool_bytes", "devices"}:
+            raise unknown(key, ("pool_bytes", "devices"), "node.")
+    pool = _size(fields["pool_bytes"], "node.pool_bytes") if "pool_bytes" in fields else None
+    devices = fields.get("devices", [])
+    if not isinstance(devices, list):
+        raise invalid("node.devices", 'write a list such as [{ name = "cpu0", bytes = "1GiB" }]')
+    found = tuple(_device(entry) for entry in devices)
+    names = [device.name for device in found]
+    if len(set(names)) < len(names):
+        raise invalid("node.devices", f"{', '.join(names)}: two devices have one name")
+    return NodeSettings(pool_bytes=pool, devices=found)
+
+
+def _device(fields: object) -> DeviceSettings:
+    if not isinstance(fields, Mapping) or set(fields) != {"name", "bytes"}:
+        raise invalid("node.devices", f'{fields!r} is not a device; write {{ name = "cpu0", bytes = "1GiB" }}')
+    size = _size(fields["bytes"], "node.devices")
+    if size < _DEVICE_LEAST:
+        raise invalid("node.devices", f"{size} bytes are too few for {CELLS} cells; the least is {_DEVICE_LEAST} (1MiB)")
+    return DeviceSettings(name=model_name(fields["name"], "node.devices"), size_bytes=size)
+
+
+def _size(value: object, key: str) -> int:
+    try:
+        return size_bytes(value)
+    except ValueError as error:
+        raise invalid(key, str(error)) from None
+
+
+def _located(refused: Refused, text: str, path: str, table: str, nth: int) -> SettingsError:
+    key = str(refused.details.get("param", ""))
+    inner = key.removeprefix("node.") if table == "node" else key
+    return SettingsError(path, line_of(text, table, nth, inner), key, refused.message, refused.code)
+
+
+_HEADER: Final = re.compile(r"\s*\[+\s*\"?([A-Za-z0-9_-]+)\"?\s*(\.[^\]]*)?\]+")
+
+
+def line_of(text: str, table: str, nth: int, key: str) -> int | None:
+    """Return the 1-based line of `key` (dotted) in the `nth` table of that name, else of the table's header, else None.
+
+    TOML readers in the standard library give no positions, so this looks at headers and at the text before `=`. A key
+    outside every table is looked for by itself.
+    """
+    lines = text.splitlines()
+    headers = [(n, found[1], bool(found[2])) for n, line in enumerate(lines) if (found := _HEADER.match(line))]
+    own = [n for n, name, inner in headers if name == table and not inner]
+    outside = next((n + 1 for n, name, _ in headers if name == key), None)
+    if nth >= len(own):
+        top = headers[0][0] if headers else len(lines)
+        return _key_line(lines, 0, top, key) or outside
+    end = next((n for n, name, inner in headers if n > own[nth] and not (name == table and inner)), len(lines))
+    return _key_line(lines, own[nth] + 1, end, key) or outside or own[nth] + 1
+
+
+def _key_line(lines: list[str], begin: int, end: int, key: str) -> int | None:
+    first, last = key.split(".", maxsplit=1)[0], key.rsplit(".", maxsplit=1)[-1]
+    for name in dict.fromkeys((last, first)) if key else ():
+        written = re.compile(rf"(?:^|[{{,.\s]){re.escape(name)}\"?\s*[=.]|^\s*\[+[^\]]*\.\s*{re.escape(name)}\s*\]")
+        for number in range(begin, end):
+            if written.search(lines[number]):
+                return number + 1
+    return None

@@ -1,0 +1,49 @@
+"""Sizes, durations and shares."""
+
+import pytest
+
+from controlplane.quantities import duration_ms, human_bytes, share_cells, size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64GiB", 64 << 30), ("1.5 KiB", 1536), ("2MB", 2_000_000), ("7", 7), (7, 7), ("0.3B", 0), (0, 0)]
+)
+def test_sizes(text: object, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", -1, "1e9", "5 GiG", True, 1.5, None, "١GiB"])
+def test_what_is_no_size(text: object) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        size_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("5m", 300_000), ("1.5s", 1500), ("250ms", 250), ("2h", 7_200_000), ("1d", 86_400_000), ("never", None)]
+)
+def test_durations(text: str, ms: int | None) -> None:
+    assert duration_ms(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "5", 5, "m", "-1s", None, "5 minutes"])
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("share", "cells"),
+    [(1, 8), ("1", 8), (0.5, 4), ("1/2", 4), (0.25, 2), (0.125, 1), ("1/8", 1), (0.3, 4), (0.51, 8), (0.01, 1), ("auto", None)],
+)
+def test_the_smallest_run_of_cells_that_holds_a_share(share: object, cells: int | None) -> None:
+    assert share_cells(share) == cells
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.01, "1/0", "half", True, None, [1], float("nan"), float("inf")])
+def test_what_is_no_share(share: object) -> None:
+    with pytest.raises(ValueError, match="not a share"):
+        share_cells(share)
+
+
+def test_bytes_for_people() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1536, 150 << 20, 1 << 40)] == ["0 B", "1023 B", "1.5 KiB", "150 MiB", "1.0 TiB"]

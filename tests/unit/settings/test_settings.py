@@ -1,0 +1,147 @@
+"""What a settings file may say, and what it is told when it says something else."""
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.refusal import Code, Refused
+from controlplane.settings import SettingsError, parse, read, spec_from_fields
+from controlplane.spec import Idle
+
+GOOD = """
+# two devices, two models
+[node]
+pool_bytes = "2GiB"
+devices = [
+  { name = "cpu0", bytes = "1GiB" },
+  { name = "cpu1", bytes = 1048576 },
+]
+
+[[model]]
+name = "a"
+source = "fake:a"
+engine = "fake"
+arguments = { load_ms = 100, kv_bytes = "1MiB" }
+share = "1/2"
+idle = { sleep = "2s", cold = "never" }
+aliases = ["alpha"]
+note = "random weights"
+
+[[model]]
+name = "b"
+source = "hf:org/name@0123456789abcdef0123456789abcdef01234567"
+"""
+
+
+def test_a_whole_file_is_read() -> None:
+    settings = parse(GOOD)
+    assert settings.node.pool_bytes == 2 << 30
+    assert [(d.name, d.size_bytes) for d in settings.node.devices] == [("cpu0", 1 << 30), ("cpu1", 1 << 20)]
+    a, b = settings.models
+    assert (a.name, a.engine, a.cells, a.aliases, a.note) == ("a", "fake", 4, ("alpha",), "random weights")
+    assert a.arguments == {"load_ms": 100, "kv_bytes": 1 << 20}
+    assert a.idle == Idle(sleep_ms=2000, cold_ms=None)
+    assert (b.engine, b.cells, b.idle) == ("transformers", None, Idle())
+
+
+def test_an_empty_file_leaves_everything_to_up() -> None:
+    settings = parse("")
+    assert settings.models == () and settings.node.devices == () and settings.node.pool_bytes is None
+
+
+def test_digest_is_of_the_meaning() -> None:
+    assert parse(GOOD).digest == parse(GOOD.replace("# two devices, two models", "# other words")).digest
+    assert parse(GOOD).digest != parse(GOOD.replace('"2s"', '"3s"')).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "says"),
+    [
+        ('name = "a"', 'nmae = "a"', 11, "nmae", "did you mean name?"),
+        ('name = "a"', 'name = ".."', 11, "name", "not a model name"),
+        ('name = "b"', 'name = "alpha"', 21, "name", 'taken by model "a"'),
+        ('share = "1/2"', "share = 1.5", 15, "share", "between 1/8 and 1"),
+        ('sleep = "2s"', "sleep = 2", 16, "idle.sleep", "not a duration"),
+        ('sleep = "2s"', 'slep = "2s"', 16, "idle.slep", "did you mean sleep?"),
+        ("load_ms = 100", "laod_ms = 100", 14, "arguments.laod_ms", "laod_ms"),
+        ("load_ms = 100", 'load_ms = "x"', 14, "arguments.load_ms", "load_ms"),
+        ('source = "fake:a"', 'source = "/a"', 12, "source", "fake"),
+        ('source = "hf:org/name@0123456789abcdef0123456789abcdef01234567"', 'source = "hf:org/name"', 22, "source", "40 hex"),
+        ('source = "hf:org/name@0123456789abcdef0123456789abcdef01234567"', "", 20, "source", "missing"),
+        ('"2GiB"', '"2 gigs"', 4, "node.pool_bytes", "not a size"),
+        ("bytes = 1048576", "bytes = 100", 5, "node.devices", "too few"),
+        ('name = "cpu1"', 'name = "cpu0"', 5, "node.devices", "one name"),
+        ("[node]", "[nodes]", 3, "nodes", "did you mean node?"),
+        ('pool_bytes = "2GiB"', 'pool_byte = "2GiB"', 4, "node.pool_byte", "did you mean pool_bytes?"),
+        ('aliases = ["alpha"]', 'aliases = "alpha"', 17, "aliases", "list"),
+    ],
+)
+def test_an_error_names_file_line_key_and_cure(old: str, new: str, line: int, key: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(GOOD.replace(old, new), "/etc/e.toml")
+    assert (caught.value.path, caught.value.line, caught.value.key) == ("/etc/e.toml", line, key)
+    assert says in str(caught.value) and str(caught.value).startswith(f"/etc/e.toml:{line}: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key"),
+    [
+        ('share = "1/2"', "priority = 0", 15, "priority"),
+        ('share = "1/2"', "share = { gpus = 2 }", 15, "share.gpus"),
+        ('cold = "never"', 'checkpoint = "5m"', 16, "idle.checkpoint"),
+        ('cold = "never"', 'saved = "5m"', 16, "idle.saved"),
+        ('engine = "fake"', 'engine = "vllm"', 13, "engine"),
+    ],
+)
+def test_what_a_later_version_brings_is_refused_by_name(old: str, new: str, line: int, key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(GOOD.replace(old, new))
+    assert (caught.value.code, caught.value.key, caught.value.line) == (Code.NOT_AVAILABLE, key, line)
+    assert "not in this version" in caught.value.message
+
+
+def test_idle_as_a_table_of_its_own_is_found() -> None:
+    text = '[[model]]\nname = "a"\nsource = "fake:"\nengine = "fake"\n\n[model.idle]\ncold = 3\n'
+    with pytest.raises(SettingsError) as caught:
+        parse(text)
+    assert (caught.value.line, caught.value.key) == (7, "idle.cold")
+
+
+def test_broken_syntax_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text('[node]\npool_bytes = "1GiB\n')
+    with pytest.raises(SettingsError) as caught:
+        read(file)
+    assert caught.value.line == 2
+
+
+def test_an_unreadable_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes(b"[node]\n# \xe9\n")
+    with pytest.raises(SettingsError, match="UTF-8") as caught:
+        read(tmp_path / "latin.toml")
+    assert caught.value.line == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/../b", "a/b", "a" * 101, "a" * 300, "modèle", "a\nb", "a\n", "a\x00", " a", "-a", "a.", 3, None]
+)
+def test_names_that_could_be_paths_or_tricks_are_refused(name: object) -> None:
+    with pytest.raises(Refused) as caught:
+        spec_from_fields({"name": name, "source": "fake:", "engine": "fake"})
+    assert caught.value.code is Code.INVALID and caught.value.details["param"] == "name"
+
+
+@pytest.mark.parametrize(
+    "source", ["relative/dir", "/a/../etc", "hf:a/b@main", "hf:../b@" + "0" * 40, "http://x/y", "", "/a\x00b", 7]
+)
+def test_sources_that_are_not_pinned_or_absolute_are_refused(source: object) -> None:
+    with pytest.raises(Refused) as caught:
+        spec_from_fields({"name": "a", "source": source})
+    assert caught.value.details["param"] == "source"
+
+
+def test_a_rest_body_has_the_same_fields() -> None:
+    spec = spec_from_fields({"name": "a", "source": "/models/a/", "share": 0.25, "idle": {"sleep": "1m"}})
+    assert (spec.source, spec.cells, spec.idle.sleep_ms) == ("/models/a", 2, 60_000)
