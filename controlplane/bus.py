@@ -1,0 +1,150 @@
+"""The bus: one process's connection to NATS. Commands are asked here, beats published, events followed (`follower`)."""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import Callable
+from typing import Final, NoReturn
+from urllib.parse import urlsplit
+
+import msgspec
+import nats
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+
+from controlplane import subjects
+from controlplane.answer import Answer, Reply
+from controlplane.commands import Order
+from controlplane.fleet import Fleet, load
+from controlplane.plane import Plane
+from controlplane.refusal import Code, Refusal, Refused
+
+ENCODING: Final = "Content-Encoding"
+"""Header of a reply whose payload is compressed (`deflate`): a large state would pass NATS's payload limit."""
+RETRY_MS: Final = 1000
+PORT_POLL_S: Final = 0.02
+PORT: Final = 4222
+
+_encoder = msgspec.json.Encoder()
+_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+log = structlog.get_logger("bus")
+
+
+class Bus:
+    """A NATS connection that reconnects for ever. `nc` and `js` are open to use; `close` ends it."""
+
+    def __init__(self, nc: Client, name: str) -> None:
+        self.nc = nc
+        self.js: JetStreamContext = nc.jetstream(timeout=5)
+        self.name = name
+        self.closed = asyncio.Event()
+        """Set once the connection is gone for good (closed here, or refused by the server)."""
+        self._on_reconnect: set[Callable[[], None]] = set()
+
+    @staticmethod
+    async def connect(plane: Plane, name: str, *, deadline_s: float = 30) -> "Bus":
+        """Connect as `name`. Raises Refused(UNAVAILABLE) when the server has not answered after `deadline_s`."""
+        nc = Client()
+        bus = Bus(nc, name)
+        try:
+            async with asyncio.timeout(deadline_s):
+                # The client sleeps for two seconds after a refused connection, so the port is waited for here.
+                await _port(plane.nats_url)
+                await nc.connect(
+                    plane.nats_url, name=name, token=plane.nats_token, max_reconnect_attempts=-1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                    connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=bus._error,
+                    reconnected_cb=bus._reconnected, disconnected_cb=bus._disconnected, closed_cb=bus._closed,
+                )  # fmt: skip
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            _unavailable(f"NATS at {plane.nats_url} does not answer within {deadline_s:g} s: {error!r}", error)
+        return bus
+
+    async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
+        """Ask the decider. Raises Refused: its refusal, or UNAVAILABLE when nobody answers in time.
+
+        After UNAVAILABLE the command may or may not have been carried out; the same order (same id) can be sent
+        again and gets its first answer.
+        """
+        reply = _replies.decode(await self._ask(subject, _encoder.encode(order), timeout_s))
+        if isinstance(reply, Refusal):
+            raise Refused(reply.code, reply.message, retry_after_ms=reply.retry_after_ms, **reply.details)
+        return reply
+
+    async def state(self, *, timeout_s: float = 5.0) -> Fleet:
+        """Return the decider's committed state. Raises Refused(UNAVAILABLE)."""
+        return load(await self._ask(subjects.ASK_STATE, b"", timeout_s))
+
+    async def publish(self, subject: str, message: msgspec.Struct) -> None:
+        """Send and forget, as JSON; dropped while the server is away (beats and progress are stale by then)."""
+        if self.nc.is_connected:
+            await self.nc.publish(subject, _encoder.encode(message))
+
+    async def connected(self, *, timeout_s: float) -> None:
+        """Wait until the connection stands. Raises Refused(UNAVAILABLE)."""
+        if self.nc.is_connected:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.nc.is_connected:  # noqa: ASYNC110 (the client offers a callback, not an event, and may flap)
+                    await asyncio.sleep(PORT_POLL_S)
+        except TimeoutError as error:
+            _unavailable(f"the bus is away for more than {timeout_s:g} s", error)
+
+    def on_reconnect(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called after every reconnection; returns what undoes that."""
+        self._on_reconnect.add(call)
+        return lambda: self._on_reconnect.discard(call)
+
+    async def close(self) -> None:
+        """Close in order; what was published is flushed first."""
+        if self.nc.is_connected:
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                await self.nc.flush(1)
+        await self.nc.close()
+
+    async def _ask(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        await self.connected(timeout_s=timeout_s)
+        try:
+            reply = await self.nc.request(subject, payload, timeout=timeout_s)
+        except nats.errors.NoRespondersError as error:
+            _unavailable("no decider is listening", error)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            _unavailable(f"the decider did not answer on {subject} within {timeout_s:g} s", error)
+        if (reply.headers or {}).get(ENCODING) == "deflate":
+            return zlib.decompress(reply.data)
+        return reply.data
+
+    async def _error(self, error: Exception) -> None:
+        log.warning("bus_error", bus=self.name, error=repr(error))
+
+    async def _disconnected(self) -> None:
+        log.info("bus_disconnected", bus=self.name)
+
+    async def _reconnected(self) -> None:
+        log.info("bus_reconnected", bus=self.name)
+        for call in tuple(self._on_reconnect):
+            call()
+
+    async def _closed(self) -> None:
+        self.closed.set()
+
+
+async def _port(url: str) -> None:
+    """Wait until something accepts on the URL's address. The caller sets the deadline."""
+    parts = urlsplit(url)
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or PORT)
+        except OSError:
+            await asyncio.sleep(PORT_POLL_S)
+            continue
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return
+
+
+def _unavailable(message: str, cause: BaseException) -> NoReturn:
+    raise Refused(Code.UNAVAILABLE, message, retry_after_ms=RETRY_MS) from cause

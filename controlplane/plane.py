@@ -1,0 +1,59 @@
+"""The plane's own file: where its servers, sockets and secrets are. Written by `up` before it starts anything else."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+FILE: Final = "plane.json"
+
+
+class PlaneDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that this node offers. `device` is its UUID, kept in the data directory for a declared one."""
+
+    device: str
+    name: str
+    kind: str
+    size_bytes: int
+
+
+class Plane(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of a plane must know; it reads it from `<data>/plane.json` (0600: it holds secrets)."""
+
+    data: str
+    """The data directory, absolute."""
+    node: str = "n1"
+    node_address: str = "127.0.0.1"
+    postgres_url: str
+    """`postgresql://user@/database?host=<socket directory>`; asyncpg reads it as it is."""
+    nats_url: str
+    nats_token: str | None = None
+    web_host: str = "127.0.0.1"
+    web_port: int = 0
+    node_token: str = ""
+    """Shared by web and frontends."""
+    cookie_key: str = ""
+    pool_socket: str = ""
+    pool_bytes: int = 0
+    devices: tuple[PlaneDevice, ...] = ()
+    settings_path: str | None = None
+    embedded: bool = True
+    """False: Postgres and NATS were given by URL."""
+
+    @staticmethod
+    def read(data: Path) -> "Plane":
+        """Read `<data>/plane.json`. Raises FileNotFoundError (nothing was started there) or msgspec.DecodeError."""
+        return msgspec.json.decode((data / FILE).read_bytes(), type=Plane)
+
+    def write(self) -> None:
+        """Replace `<data>/plane.json` as a whole; nobody ever reads half of it, and only its owner reads it at all."""
+        path = Path(self.data) / FILE
+        fresh = path.with_suffix(".json.new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+        fresh.replace(path)
