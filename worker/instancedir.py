@@ -1,0 +1,159 @@
+"""The directory of an instance, `run/inst/<id>/`: what must be known of its processes after the worker's death.
+
+`instance.json` has two writers, the worker and the holder; each edits it under a lock of the directory and
+replaces the file whole, so a reader never sees half of it.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from worker import processes
+from worker.processes import Process
+
+_NAME = re.compile(r"^[A-Za-z0-9_]{1,64}$")
+_SOCKET_LIMIT = 107
+"""sun_path of Linux holds 108 bytes, one of them the final zero."""
+_KEPT_LOGS = 20
+"""Engine logs that outlive their instance; each is bounded by the holder."""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How an engine ended: exit status, or minus the signal's number."""
+
+    status: int
+    at_ms: int
+    """Unix milliseconds."""
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """What a frontend was told to serve, and the weights that are mapped for it."""
+
+    model: str
+    revision: int
+    grant: int
+    weight_set: str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """`instance.json`. The holder writes `holder`, `engine` and `exit`; the worker the rest."""
+
+    instance: str
+    configuration: str
+    holder: Process | None = None
+    engine: Process | None = None
+    exit: Exit | None = None
+    frontend: Process | None = None
+    port: int = 0
+    """The frontend's; kept when it is started again."""
+    device: str | None = None
+    """Where its memory counts; kept while it sleeps."""
+    model: str | None = None
+    """The model for which the engine was last woken."""
+    checked: bool = False
+    """Whether this engine process has given a known answer since it started."""
+    skeleton_bytes: int = 0
+    """Private bytes of the engine when it connected: nothing mapped, no KV."""
+
+
+class InstanceDir:
+    """One instance's directory. Paths are built from a checked id, never from a caller's text."""
+
+    def __init__(self, root: Path, instance: str) -> None:
+        """`root` is `DIR/run/inst`. Raises ValueError for an id that is no plain name or a path too long for a socket."""
+        if not _NAME.match(instance):
+            raise ValueError(f"{instance!r} is no instance id")
+        self.instance = instance
+        self.path = root / instance
+        if len(os.fsencode(self.path / "control.sock")) > _SOCKET_LIMIT:
+            raise ValueError(f"{self.path} is too long for a unix socket ({_SOCKET_LIMIT} bytes): use a shorter data directory")
+
+    @property
+    def holder_socket(self) -> Path:
+        return self.path / "holder.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.path / "control.sock"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.path / "engine.log"
+
+    def log(self, name: str) -> Path:
+        """Where process `name` (`holder`, `frontend`) writes."""
+        return self.path / f"{name}.log"
+
+    def create(self, configuration: str) -> Record:
+        """Make the directory (0700) and its record; an existing one is kept as it is."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        return self.read() or self._write(Record(instance=self.instance, configuration=configuration))
+
+    def read(self) -> Record | None:
+        """The record, or None when there is none (no directory, or its creation was cut short)."""
+        try:
+            data = (self.path / "instance.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=Record)
+
+    def edit(self, **changes: Any) -> Record:
+        """Change fields of the record, atomically and under the directory's lock. Raises FileNotFoundError when it is gone."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            record = self.read()
+            if record is None:
+                raise FileNotFoundError(self.path / "instance.json")
+            return self._write(replace(record, **changes))
+        finally:
+            os.close(descriptor)
+
+    def _write(self, record: Record) -> Record:
+        # No fsync: after a power cut the boot id differs and nothing in here counts any more.
+        draft = self.path / f"instance.json.{os.getpid()}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(record))
+        draft.replace(self.path / "instance.json")
+        return record
+
+    def log_tail(self, lines: int = 12, limit: int = 2000) -> str:
+        """The end of the engine's log: at most `lines` lines and `limit` characters; empty when it wrote nothing."""
+        try:
+            with self.engine_log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
+                text = file.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])[-limit:]
+
+    def remove(self, keep_log_in: Path | None = None) -> None:
+        """Delete the directory; `engine.log` is moved to `keep_log_in` first, where only the newest few are kept."""
+        if keep_log_in is not None and self.engine_log.exists():
+            keep_log_in.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.engine_log.replace(keep_log_in / f"{self.instance}.log")
+            kept = sorted(keep_log_in.glob("*.log"), key=lambda path: path.stat().st_mtime)
+            for old in kept[:-_KEPT_LOGS]:
+                old.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=False) if self.path.exists() else None
+
+
+def listing(root: Path) -> Iterator[InstanceDir]:
+    """Every instance directory below `DIR/run/inst`, in order of name."""
+    if root.is_dir():
+        yield from (InstanceDir(root, path.name) for path in sorted(root.iterdir()) if path.is_dir() and _NAME.match(path.name))
+
+
+def living(record: Record) -> dict[str, Process]:
+    """Those of the record's processes that are really there, by role: `holder`, `engine`, `frontend`."""
+    named = {"holder": record.holder, "engine": record.engine, "frontend": record.frontend}
+    return {role: process for role, process in named.items() if process is not None and processes.alive(process)}
