@@ -1,0 +1,85 @@
+"""The supervisor: a plane's child processes, started together, restarted one by one, stopped in order."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from compose.child import Child, ChildSpec, ChildState
+
+FILE: Final = "run/children.json"
+LOG_LIMIT_BYTES: Final = 16 << 20
+"""Two of these per child are kept: the current file and the one before."""
+LOG_CHECK_S: Final = 5.0
+
+log = structlog.get_logger("supervisor")
+
+
+class Supervisor:
+    """Children by name, in the order in which they were added; they stop in the opposite order."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.children: dict[str, Child] = {}
+        for folder in ("logs", "run", "run/pids"):
+            (data / folder).mkdir(mode=0o700, exist_ok=True)
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    def add(self, spec: ChildSpec) -> Child:
+        """Start a child and keep it running."""
+        child = Child(spec, self.data, self._write)
+        self.children[spec.name] = child
+        child.start()
+        if self._housekeeping is None:
+            self._housekeeping = asyncio.create_task(self._keep_logs_small(), name="logs")
+        return child
+
+    async def stop(self, names: Sequence[str] | None = None) -> None:
+        """Stop these children, or all, each before the one added earlier."""
+        for name in reversed([n for n in self.children if names is None or n in names]):
+            if not await self.children[name].stop():
+                log.warning("child_killed", child=name, after_s=self.children[name].spec.stop_s)
+        if names is None and self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
+
+    def _write(self) -> None:
+        write_states(self.data, [child.state for child in self.children.values()])
+
+    async def _keep_logs_small(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            for path in [*(self.data / "logs").glob("*.log"), *(self.data / "run" / "inst").glob("*/*.log")]:
+                bound(path, LOG_LIMIT_BYTES)
+
+
+def bound(path: Path, limit_bytes: int) -> None:
+    """Keep a log that has passed the limit as `<name>.1` and empty it.
+
+    Its writers append through a descriptor of their own, and may outlive us: so the file is copied, then cut in place.
+    """
+    try:
+        if path.stat().st_size > limit_bytes:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
+    except FileNotFoundError:  # its instance has ended
+        return
+
+
+def write_states(data: Path, states: list[ChildState]) -> None:
+    fresh = data / f"{FILE}.new"
+    fresh.write_bytes(msgspec.json.encode(states))
+    fresh.replace(data / FILE)
+
+
+def read_states(data: Path) -> list[ChildState]:
+    """What the last `up` wrote of its children; empty when nothing has been started there."""
+    try:
+        return msgspec.json.decode((data / FILE).read_bytes(), type=list[ChildState])
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,185 @@
+"""The supervisor with stand-in processes: start, restart, adoption, stop, logs."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from compose.child import ChildSpec
+from compose.process import Identity, end
+from compose.supervisor import Supervisor, bound, read_states
+
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
+DEAF = (
+    sys.executable,
+    "-c",
+    "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
+)
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(tmp_path)
+    yield supervisor
+    await supervisor.stop()
+
+
+def pid_of(supervisor: Supervisor, name: str) -> int:
+    pid = supervisor.children[name].state.pid
+    assert pid is not None
+    return pid
+
+
+async def test_a_child_that_is_killed_comes_back(supervisor: Supervisor) -> None:
+    child = supervisor.add(ChildSpec(name="a", argv=SLEEPER))
+    assert await child.ready(5)
+    first = pid_of(supervisor, "a")
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: child.state.restarts == 1 and child.state.state == "ready")
+    assert pid_of(supervisor, "a") != first
+    assert child.state.last_exit == "killed by SIGKILL"
+    assert [(s.name, s.pid) for s in read_states(supervisor.data)] == [("a", pid_of(supervisor, "a"))]
+
+
+async def test_a_child_that_keeps_crashing_is_shown_and_tried_again(supervisor: Supervisor) -> None:
+    child = supervisor.add(ChildSpec(name="bad", argv=(sys.executable, "-c", "import sys; sys.exit('no good')")))
+    await until(lambda: child.state.restarts >= 3)
+    assert child.state.last_exit == "exit code 1"
+    assert "no good" in child.last_words()
+
+
+async def test_a_program_that_is_not_there_is_an_end_too(supervisor: Supervisor) -> None:
+    child = supervisor.add(ChildSpec(name="gone", argv=("/no/such/program",)))
+    await until(lambda: child.state.restarts >= 1)
+    assert "No such file" in child.state.last_exit
+
+
+async def test_ready_means_that_it_says_so(supervisor: Supervisor, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    async def ready() -> bool:
+        return flag.exists()
+
+    child = supervisor.add(ChildSpec(name="a", argv=SLEEPER, ready=ready))
+    assert not await child.ready(0.1)
+    flag.touch()
+    assert await child.ready(5)
+
+
+async def test_a_child_that_ignores_the_signal_is_killed(supervisor: Supervisor) -> None:
+    child = supervisor.add(ChildSpec(name="deaf", argv=DEAF, stop_s=0.2))
+    await until(lambda: "deaf" in child.last_words())
+    pid = pid_of(supervisor, "deaf")
+    assert not await child.stop()
+    assert Identity.of(pid) is None
+
+
+async def test_children_stop_in_the_opposite_order(supervisor: Supervisor, tmp_path: Path) -> None:
+    note = """
+import signal, sys, time
+def bye(*_):
+    open(sys.argv[2], "a").write(sys.argv[1])
+    sys.exit()
+signal.signal(15, bye)
+print(1, flush=True)
+time.sleep(600)
+"""
+    for name in "abc":
+        child = supervisor.add(ChildSpec(name=name, argv=(sys.executable, "-c", note, name, str(tmp_path / "order"))))
+        await until(lambda child=child: "1" in child.last_words())  # type: ignore[misc]
+    await supervisor.stop()
+    assert (tmp_path / "order").read_text() == "cba"
+
+
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from compose.child import ChildSpec
+from compose.supervisor import Supervisor
+async def yes(): return True
+async def main():
+    supervisor = Supervisor(Path(sys.argv[1]))
+    for name in ("stays", "goes"):
+        argv = (sys.executable, "-c", "import time; time.sleep(600)")
+        child = supervisor.add(ChildSpec(name=name, argv=argv, survives=name == "stays", ready=yes))
+        assert await child.ready(10)
+    print("up", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_a_survivor_of_a_killed_up_is_adopted_and_the_others_end(tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert starter.stdout is not None
+        assert await asyncio.to_thread(starter.stdout.readline) == b"up\n"
+        states = {state.name: state.pid for state in read_states(tmp_path)}
+    finally:
+        starter.kill()
+        starter.wait()
+        assert starter.stdout is not None
+        starter.stdout.close()
+    assert states["goes"] is not None and states["stays"] is not None
+    goes, stays = Identity.of(states["goes"]), Identity.of(states["stays"])
+    assert goes is None or await goes.ended(5)
+    assert stays is not None
+
+    async def ready() -> bool:
+        return True
+
+    supervisor = Supervisor(tmp_path)
+    child = supervisor.add(ChildSpec(name="stays", argv=SLEEPER, survives=True, ready=ready))
+    assert await child.ready(5)
+    assert child.adopted and child.state.pid == stays.pid
+    await supervisor.stop()
+    assert not stays.alive
+
+
+async def test_a_survivor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
+    old = subprocess.Popen(SLEEPER)
+    identity = Identity.of(old.pid)
+    assert identity is not None
+    calls = 0
+
+    async def ready() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 1
+
+    supervisor = Supervisor(tmp_path)
+    (tmp_path / "run/pids/pool.json").write_text(f'{{"pid":{old.pid},"started":{identity.started},"boot":"{identity.boot}"}}')
+    child = supervisor.add(ChildSpec(name="pool", argv=SLEEPER, survives=True, ready=ready))
+    assert await child.ready(10)
+    assert not child.adopted and child.state.pid != old.pid
+    old.wait()
+    await supervisor.stop()
+
+
+async def test_a_pid_that_was_used_again_is_nobody(tmp_path: Path) -> None:
+    me = Identity.of(os.getpid())
+    assert me is not None and me.alive
+    stranger = Identity(pid=me.pid, started=me.started - 1)
+    assert not stranger.alive
+    assert await end([stranger], deadline_s=1) == []  # and we are still here
+
+
+def test_a_log_is_bounded_while_its_writer_appends(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 100)
+        bound(path, 50)
+        writer.write(b"y")
+    assert path.read_bytes() == b"y"
+    assert path.with_name("a.log.1").read_bytes() == b"x" * 100
