@@ -42,8 +42,8 @@ class DeviceDeclared(Event, frozen=True, kw_only=True):
 
 
 class DeviceWithdrawn(Event, frozen=True, kw_only=True):
-    """The device is no longer declared by its node; nothing held a cell of it."""
+    """The device is no longer declared by its node; nothing held a cell of it. (It may be declared again.)"""
 
-    AGGREGATE, KEY, ENDS = "device", "device", True
+    AGGREGATE, KEY = "device", "device"
     node: str
     device: str

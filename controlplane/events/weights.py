@@ -29,9 +29,9 @@ class WeightsDismissed(Event, frozen=True, kw_only=True):
 
 
 class WeightsDropped(Event, frozen=True, kw_only=True):
-    """The node's pool no longer holds the set."""
+    """The node's pool no longer holds the set. (The stream goes on: the same bytes may be staged again.)"""
 
-    AGGREGATE, KEY, ENDS = "weights", "weight_set", True
+    AGGREGATE, KEY = "weights", "weight_set"
     node: str
     weight_set: str
     code: str

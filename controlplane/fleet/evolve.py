@@ -49,6 +49,7 @@ from controlplane.events import (
     WeightsDropped,
     WeightsStaged,
 )
+from controlplane.fleet import requests
 from controlplane.fleet.members import (
     Configuration,
     Device,
@@ -60,7 +61,6 @@ from controlplane.fleet.members import (
     Node,
     Operation,
     Rejection,
-    Request,
     SetBack,
     WeightSet,
 )
@@ -96,28 +96,21 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
     at, position = recorded.at_ms, recorded.position
     match recorded.event:
         case RequestAccepted() as e:
-            request = Request(
-                request=e.request, model=e.model, gateway=e.gateway, kind=e.kind, streamed=e.streamed,
-                prompt_bytes=e.prompt_bytes, max_tokens=e.max_tokens, accepted_ms=at, order=position,
-            )  # fmt: skip
-            return replace(fleet, requests=fleet.requests.set(e.request, request))
-        case RequestQueued() as e:
-            return _request(fleet, e.request, instance=None, grant=None, routed_ms=None, code=e.code, reason=e.reason)
+            return requests.accepted(fleet, e, at, position)
         case RequestRouted() as e:
-            routed = _request(
-                fleet, e.request, instance=e.instance, grant=e.grant, routed_ms=at, attempts=e.attempt, code="", reason=""
-            )
-            return _instance(routed, e.instance, running=fleet.instances[e.instance].running + 1)
-        case RequestInterrupted() as e:
-            return _request(_leave(fleet, e.request, at), e.request, instance=None, grant=None, routed_ms=None)
+            return requests.routed(fleet, e, at)
         case RequestFinished() | RequestFailed() | RequestCancelled() as e:
-            left = _leave(fleet, e.request, at)
-            return replace(left, requests=left.requests.delete(e.request))
+            return requests.ended(fleet, e, at)
+        case RequestQueued() as e:
+            return requests.queued(fleet, e)
+        case RequestInterrupted() as e:
+            return requests.interrupted(fleet, e, at)
         case GrantGiven() as e:
             grant = Grant(
                 number=position, node=e.node, device=e.device, instance=e.instance, offset=e.offset, cells=e.cells, since_ms=at
             )
-            return _instance(replace(fleet, grants=fleet.grants.set(position, grant)), e.instance, grant=position)
+            given = replace(fleet, grants=fleet.grants.set(position, grant))
+            return _instance(given, e.instance, grant=position, device=e.device)
         case GrantReturned() as e:
             freed = replace(fleet, grants=fleet.grants.delete(e.grant))
             instance = freed.instances.get(e.instance)
@@ -131,20 +124,27 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
                 operation=recorded.operation, victim_of=e.victim_of,
             )  # fmt: skip
             leased = frozenset({e.for_request}) if e.for_request else frozenset()
-            return _instance(fleet, e.instance, directive=directive, leased_to=leased)
+            directed = _instance(fleet, e.instance, directive=directive, leased_to=leased)
+            return requests.leased(directed, e.for_request, e.instance) if e.for_request else directed
         case InstanceUp() as e:
+            known = fleet.instances[e.instance]
+            again = (known.rung, known.model, known.revision) == (Rung.UP, e.model, e.revision)  # only its endpoint is new
             up = _instance(
-                fleet, e.instance, rung=Rung.UP, since_ms=at, idle_since_ms=at, served=0, model=e.model, revision=e.revision,
+                fleet if again else requests.stranded(fleet, known, at), e.instance, rung=Rung.UP, model=e.model,
+                since_ms=known.since_ms if again else at, served=known.served if again else 0,
+                idle_since_ms=known.idle_since_ms if again else at, revision=e.revision,
                 weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
             )  # fmt: skip
             return _weights_used(up, e.node, e.weight_set, at)
         case InstanceSlept() as e:
+            left = requests.stranded(fleet, fleet.instances[e.instance], at)
             return _instance(
-                fleet, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used,
+                left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used,
                 weight_set=None,
             )  # fmt: skip
         case InstanceEnded() | InstanceFailed() as e:
-            return replace(fleet, instances=fleet.instances.delete(e.instance))
+            left = requests.stranded(fleet, fleet.instances[e.instance], at)
+            return replace(left, instances=left.instances.delete(e.instance))
         case InstanceOverdue() as e:
             overdue = fleet.instances[e.instance].directive
             return _instance(fleet, e.instance, directive=replace(overdue, overdue=True)) if overdue else fleet
@@ -180,13 +180,16 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
         case DeviceWithdrawn() as e:
             return replace(fleet, devices=fleet.devices.delete(e.device))
         case ModelRegistered() as e:
-            model = Model(model=e.model, spec=e.spec, revision=e.revision, origin=e.origin, registered_ms=at)
+            model = Model(
+                model=e.model, spec=e.spec, revision=e.revision, origin=e.origin, registered_ms=at, fresh_ms=at,
+                first_revision=e.revision,
+            )  # fmt: skip
             return _with_model(fleet, model)
         case ModelRevised() as e:
             old = fleet.models[e.model]
             model = replace(old, spec=e.spec, revision=e.revision)
             if e.hard:
-                model = replace(model, facts=None, rejection=None, set_back=None)
+                model = replace(model, facts=None, rejection=None, set_back=None, fresh_ms=at)
             return _with_model(fleet, model)
         case ModelRetired() as e:
             retired = replace(fleet, models=fleet.models.set(e.model, replace(fleet.models[e.model], retired=True)))
@@ -196,9 +199,10 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
         case ModelRejected() as e:
             return _model(fleet, e.model, rejection=Rejection(e.code, e.message, e.need_bytes, e.limit_bytes))
         case ModelSetBack() as e:
-            return _model(fleet, e.model, set_back=SetBack(e.failures, e.retry_at_ms, e.code, e.message))
+            counted = requests.set_back(fleet, e.model)
+            return _model(counted, e.model, set_back=SetBack(e.failures, e.retry_at_ms, e.code, e.message))
         case ModelCleared() as e:
-            return _model(fleet, e.model, set_back=None, rejection=None)
+            return _model(fleet, e.model, set_back=None, rejection=None, fresh_ms=at)
         case ConfigurationFound() as e:
             found = Configuration(
                 configuration=e.configuration, engine=e.engine, architecture=e.architecture, arguments=e.arguments
@@ -222,8 +226,9 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
             return replace(fleet, weights=fleet.weights.delete(f"{e.node}/{e.weight_set}"))
         case OperationRequested() as e:
             operation = Operation(
-                operation=e.operation, kind=e.kind, model=e.model, instance=e.instance, requested_ms=at, actor=recorded.actor
-            )
+                operation=e.operation, kind=e.kind, model=e.model, instance=e.instance, requested_ms=at, actor=recorded.actor,
+                order=recorded.position,
+            )  # fmt: skip
             return replace(fleet, operations=fleet.operations.set(e.operation, operation))
         case OperationSucceeded() | OperationFailed() as e:
             return replace(fleet, operations=fleet.operations.delete(e.operation))
@@ -235,10 +240,6 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
             raise AssertionError("handled by _apply")
         case _ as unreachable:
             assert_never(unreachable)
-
-
-def _request(fleet: Fleet, request: str, **changes: object) -> Fleet:
-    return replace(fleet, requests=fleet.requests.set(request, replace(fleet.requests[request], **changes)))
 
 
 def _instance(fleet: Fleet, instance: str, **changes: object) -> Fleet:
@@ -262,18 +263,6 @@ def _aliases_without(fleet: Fleet, model: str) -> "Map[str, str]":
         if target == model:
             aliases = aliases.delete(alias)
     return aliases
-
-
-def _leave(fleet: Fleet, request: str, at: int) -> Fleet:
-    """Take a request off its instance, if it is on one that still exists, and end its lease."""
-    known = fleet.requests[request]
-    for instance in fleet.instances.values():
-        if request in instance.leased_to:
-            fleet = _instance(fleet, instance.instance, leased_to=instance.leased_to - {request})
-    if known.instance is None or known.instance not in fleet.instances:
-        return fleet
-    instance = fleet.instances[known.instance]
-    return _instance(fleet, known.instance, running=instance.running - 1, served=instance.served + 1, idle_since_ms=at)
 
 
 def _weights_used(fleet: Fleet, node: str, weight_set: str, at: int) -> Fleet:

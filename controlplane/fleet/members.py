@@ -64,6 +64,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     origin: str
     registered_ms: int
+    fresh_ms: int = 0
+    """When this revision was made known, or an operator last said `retry`: from then on nodes inspect it."""
+    first_revision: int = 1
+    """Its revision when it was (last) registered: what served an older one belongs to a retired model of that name."""
     facts: ModelFacts | None = None
     """Of this revision; None until a node has inspected the source."""
     rejection: Rejection | None = None
@@ -114,6 +118,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     weight_set: str | None = None
     grant: int | None = None
     """Number of the grant it holds."""
+    device: str | None = None
+    """Where its skeleton is: the device of its last grant. Asleep it can be woken there only."""
     endpoint: str | None = None
     pid: int | None = None
     running: int = 0
@@ -132,15 +138,19 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def activity(self) -> Activity:
         if self.directive is None or self.directive_settled:
             return Activity.SETTLED
-        return Activity.CLIMBING if self.directive.rung.height >= self.rung.height else Activity.DESCENDING
+        return Activity.CLIMBING if self.directive.rung is Rung.UP else Activity.DESCENDING
 
     @property
     def directive_settled(self) -> bool:
-        """Whether the last directive has been reached: same rung and, when up, the same model under the same grant."""
+        """Whether the last directive has been reached: same rung and, when up, the same model.
+
+        `cold` is never reached: an instance that is cold as directed has ended. (`rung` is also cold while the first
+        climb is under way; a stop of that climb must not look finished.)
+        """
         d = self.directive
         if d is None:
             return True
-        if d.rung is not self.rung:
+        if d.rung is not self.rung or d.rung is Rung.COLD:
             return False
         return d.rung is not Rung.UP or (self.model, self.revision) == (d.model, d.revision)
 
@@ -165,6 +175,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     code: str = ""
     reason: str = ""
+    lease_on: str | None = None
+    """The instance that climbs, or climbed, for it."""
+    failed_climbs: int = 0
+    """Climbs of its model that failed while it waited."""
+    lost_ms: int | None = None
+    """When the instance it runs on went away; its gateway's word is awaited."""
+    interrupted_on: str | None = None
+    """The instance that lost it, and when; not tried again at once."""
+    interrupted_ms: int = 0
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +195,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     instance: str | None
     requested_ms: int
     actor: str
+    order: int = 0
+    """Position of its request: it waits among the requests by it."""
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):

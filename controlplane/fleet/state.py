@@ -25,7 +25,8 @@ EVOLVE_VERSION = 1
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """Keyed by each record's own id (`grants` by number, `aliases` alias -> model, `weights` by `node/weight_set`).
 
-    `versions` holds the last version of every stream that has not ended.
+    `versions` holds the last version of every stream that has not ended. `waiting` is an index over `requests`:
+    model -> ids of its requests that are not routed, in the order of their acceptance (no entry when there are none).
     """
 
     position: int = 0
@@ -40,6 +41,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     weights: "Map[str, WeightSet]" = Map()
     instances: "Map[str, Instance]" = Map()
     requests: "Map[str, Request]" = Map()
+    waiting: "Map[str, tuple[str, ...]]" = Map()
     operations: "Map[str, Operation]" = Map()
     gateways: "Map[str, Gateway]" = Map()
     versions: "Map[str, int]" = Map()
@@ -53,7 +55,8 @@ _RECORDS: dict[str, Any] = {
     "nodes": dict[str, Node], "devices": dict[str, Device], "grants": dict[int, Grant],
     "configurations": dict[str, Configuration], "models": dict[str, Model], "aliases": dict[str, str],
     "weights": dict[str, WeightSet], "instances": dict[str, Instance], "requests": dict[str, Request],
-    "operations": dict[str, Operation], "gateways": dict[str, Gateway], "versions": dict[str, int],
+    "waiting": dict[str, tuple[str, ...]], "operations": dict[str, Operation], "gateways": dict[str, Gateway],
+    "versions": dict[str, int],
 }  # fmt: skip
 
 K = TypeVar("K")
