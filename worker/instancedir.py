@@ -136,6 +136,20 @@ class InstanceDir:
             return ""
         return "\n".join(text.splitlines()[-lines:])[-limit:]
 
+    def cut_log(self, limit: int) -> None:
+        """Keep only the end of an engine log longer than `limit` bytes. Its writers append, so cutting it is safe."""
+        try:
+            if self.engine_log.stat().st_size <= limit:
+                return
+            with self.engine_log.open("r+b") as file:
+                file.seek(-limit // 2, os.SEEK_END)
+                tail = file.read()
+                file.truncate(0)
+                file.seek(0)
+                file.write(b"[cut]\n" + tail)
+        except FileNotFoundError:
+            return
+
     def remove(self, keep_log_in: Path | None = None) -> None:
         """Delete the directory; `engine.log` is moved to `keep_log_in` first, where only the newest few are kept."""
         if keep_log_in is not None and self.engine_log.exists():

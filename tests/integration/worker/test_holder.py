@@ -1,0 +1,209 @@
+"""Real holders with a scripted engine: locks, fencing, deaths."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from worker import instancedir, processes
+from worker.engines.messages import Drain, Health, Shutdown, State
+from worker.holderlink import HolderDenied, HolderGone, HolderLink
+from worker.instancedir import InstanceDir
+from worker.locks import CellConflict, Claim, Locks
+
+ENGINE = Path(__file__).parent / "scripted.py"
+
+
+class Site:
+    """One instance directory, its link, and what must be ended afterwards."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = InstanceDir(root / "inst", "ins_1")
+        self.directory.create("cfg_1")
+        self.link = HolderLink(self.directory)
+        self.locks = Locks(root / "locks")
+
+    def argv(self, *flags: str) -> tuple[str, ...]:
+        return (sys.executable, str(ENGINE), "--instance-dir", str(self.directory.path), *flags)
+
+    async def connected(self, *flags: str) -> processes.Process:
+        held = await self.link.start(self.argv(*flags))
+        await until(self.link.ask, lambda held: held.connected)
+        assert held.engine is not None
+        return held.engine
+
+
+async def until(ask: Callable[[], object], right: Callable[[object], object], deadline_s: float = 20) -> object:
+    async with asyncio.timeout(deadline_s):
+        while True:
+            answer = ask()
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            if right(answer):
+                return answer
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    made = Site(tmp_path)
+    yield made
+    record = made.directory.read()
+    for process in instancedir.living(record).values() if record else ():
+        assert await processes.end(process, grace_s=0)
+
+
+async def test_engine_is_started_told_and_ended_in_order(site: Site) -> None:
+    holder, _ = await site.link.open(deadline_s=20)
+    engine = await site.connected()
+    reply = await site.link.tell(Health(), 5)
+    assert isinstance(reply, State)
+    assert reply.bytes_private == engine.pid
+    await site.link.tell(Shutdown(), 5)
+    held = await until(site.link.ask, lambda held: held.exit)
+    assert held.exit.status == 0
+    assert site.directory.read().exit == held.exit, "the exit is on record for a later worker"
+    await site.link.leave()
+    assert await processes.gone(holder, 5)
+    assert not site.directory.holder_socket.exists()
+
+
+async def test_a_second_start_makes_no_second_engine(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    engine = await site.connected()
+    with pytest.raises(HolderDenied) as caught:
+        await site.link.start(site.argv())
+    assert caught.value.code == "started_already"
+    assert (await site.link.ask()).engine == engine
+
+
+async def test_a_second_holder_steps_back(site: Site) -> None:
+    first, held = await site.link.open(deadline_s=20)
+    second, again = await site.link.open(deadline_s=20)
+    assert held.pid == again.pid == first.pid
+    assert await processes.gone(second, 10)
+
+
+async def test_cells_stay_locked_until_dropped_and_an_older_grant_is_fenced(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    cells = site.locks.take("dev", [0, 1], grant=7, instance="ins_1")
+    assert (await site.link.take_cells(7, cells)).grant == 7
+    cells.close()
+    assert site.locks.holder("dev", 0) == Claim(7, "ins_1"), "the holder's copy keeps the lock"
+    with pytest.raises(CellConflict):
+        site.locks.take("dev", [1], grant=8, instance="ins_2")
+    await site.link.drop_cells()
+    assert site.locks.holder("dev", 0) is None
+    older = Locks(site.directory.path / "elsewhere").take("dev", [0], grant=6, instance="ins_1")
+    with pytest.raises(HolderDenied) as caught:
+        await site.link.take_cells(6, older)
+    assert caught.value.code == "fenced"
+    older.close()
+
+
+async def test_other_cells_are_taken_only_after_the_first_are_dropped(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    first = site.locks.take("dev", [0], grant=1, instance="ins_1")
+    second = site.locks.take("dev", [4], grant=2, instance="ins_1")
+    await site.link.take_cells(1, first)
+    with pytest.raises(HolderDenied, match="drop them"):
+        await site.link.take_cells(2, second)
+    first.close()
+    second.close()
+    assert site.locks.holder("dev", 4) is None, "refused descriptors are closed by the holder"
+
+
+async def test_when_the_holder_is_killed_the_engine_dies_and_the_locks_go(site: Site) -> None:
+    holder, _ = await site.link.open(deadline_s=20)
+    engine = await site.connected("--ignore-term")
+    cells = site.locks.take("dev", [3], grant=1, instance="ins_1")
+    await site.link.take_cells(1, cells)
+    cells.close()
+    assert processes.send(holder, signal.SIGKILL)
+    assert await processes.gone(holder, 5)
+    assert await processes.gone(engine, 5)
+    assert site.locks.holder("dev", 3) is None
+    with pytest.raises(HolderGone):
+        await site.link.ask()
+
+
+async def test_an_engines_death_fails_what_it_was_told_and_is_recorded(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    engine = await site.connected("--delay-ms", "60000")
+    telling = asyncio.create_task(site.link.tell(Drain(deadline_ms=60000), 30))
+    await asyncio.sleep(0)
+    assert processes.send(engine, signal.SIGKILL)
+    with pytest.raises(HolderDenied) as caught:
+        await telling
+    assert caught.value.code in ("engine_died", "not_connected")
+    held = await until(site.link.ask, lambda held: held.exit)
+    assert held.exit.status == -signal.SIGKILL
+    assert not held.connected
+
+
+async def test_what_an_engine_leaves_behind_is_ended_too(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    engine = await site.connected("--child")
+    child = processes.identify(int((site.directory.path / "child").read_text()))
+    assert child is not None
+    assert processes.send(engine, signal.SIGKILL)
+    assert await processes.gone(child, 5)
+
+
+async def test_an_engine_that_ignores_the_stop_is_killed_after_its_grace(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    engine = await site.connected("--ignore-term")
+    started = time.monotonic()
+    held = await site.link.kill(0.2)
+    assert held.exit is not None
+    assert held.exit.status == -signal.SIGKILL
+    assert time.monotonic() - started >= 0.2
+    assert not processes.alive(engine)
+
+
+async def test_a_late_answer_is_not_taken_for_the_next_commands(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    await site.connected("--delay-ms", "400")
+    with pytest.raises(HolderDenied) as caught:
+        await site.link.tell(Drain(deadline_ms=1), 0.1)
+    assert caught.value.code == "step_deadline"
+    reply = await site.link.tell(Health(), 5)
+    assert isinstance(reply, State)
+
+
+async def test_a_holder_without_engine_and_without_worker_goes(site: Site) -> None:
+    holder, _ = await site.link.open(deadline_s=20, linger_s=0.3)
+    assert await processes.gone(holder, 10)
+
+
+async def test_a_holder_with_an_engine_stays_without_a_worker_and_goes_after_its_death(site: Site) -> None:
+    holder, _ = await site.link.open(deadline_s=20, linger_s=0.3)
+    engine = await site.connected()
+    assert not await processes.gone(holder, 1.5)
+    assert processes.send(engine, signal.SIGKILL)
+    assert await processes.gone(holder, 10)
+
+
+async def test_a_noisy_engines_log_is_bounded(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    await site.connected("--noise", str(6 << 20))
+    await until(lambda: site.directory.engine_log.stat().st_size, lambda size: size < (3 << 20))
+
+
+async def test_start_failure_is_typed(site: Site) -> None:
+    await site.link.open(deadline_s=20)
+    with pytest.raises(HolderDenied) as caught:
+        await site.link.start((str(site.directory.path / "nothing"),))
+    assert caught.value.code == "start_failed"
+
+
+def test_no_test_left_a_zombie() -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    states = {pid: processes.identify(int(pid)) for pid in children}
+    assert not [pid for pid, process in states.items() if process and not processes.alive(process)]

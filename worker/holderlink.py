@@ -1,0 +1,130 @@
+"""The worker's side of a holder: start one, ask it. One short connection a question, so nothing is ever half read."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pool.wire import AsyncChannel
+from worker import processes
+from worker.engines.messages import ControlCommand, ControlReply
+from worker.holdermessages import (
+    Ask,
+    Denied,
+    DropCells,
+    Held,
+    HolderReply,
+    HolderRequest,
+    Kill,
+    Leave,
+    Start,
+    TakeCells,
+    Tell,
+    Told,
+)  # fmt: skip
+from worker.instancedir import InstanceDir
+from worker.locks import Cells
+from worker.processes import Process
+
+ANSWER_S = 5.0
+"""Of a holder that only has to look at itself."""
+POLL_S = 0.01
+REPLY_LIMIT = 1 << 20
+
+
+class HolderGone(Exception):
+    """The holder does not answer: it is dead, or was never there."""
+
+
+class HolderDenied(Exception):
+    """The holder's typed no; `code` as in `holdermessages`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class HolderLink:
+    """Questions to one instance's holder. Each raises HolderGone, or HolderDenied with the holder's reason."""
+
+    def __init__(self, directory: InstanceDir) -> None:
+        self._directory = directory
+        self._decoder: msgspec.msgpack.Decoder[HolderReply] = msgspec.msgpack.Decoder(HolderReply)
+
+    async def open(self, *, deadline_s: float, linger_s: float | None = None) -> tuple[Process, Held]:
+        """Start a holder and wait until one answers; return the process that was started, and how things stand.
+
+        When another holder has the directory (an earlier worker started it), the new one steps back and that one answers.
+        """
+        argv = [sys.executable, "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
+        argv += ["--linger-s", str(linger_s)] if linger_s is not None else []
+        started = processes.spawn(argv, log=self._directory.log("holder"), directory=Path(__file__).parent.parent)
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    try:
+                        return started, await self.ask()
+                    except HolderGone:
+                        await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise HolderGone(f"the holder did not answer within {deadline_s:g} s of its start") from None
+
+    async def ask(self) -> Held:
+        return await self._held(Ask())
+
+    async def start(self, argv: tuple[str, ...]) -> Held:
+        return await self._held(Start(argv=argv))
+
+    async def take_cells(self, grant: int, cells: Cells) -> Held:
+        """Hand locked cells on. Our own copies stay the caller's to close."""
+        return await self._held(TakeCells(grant=grant, device=cells.device, cells=cells.numbers), cells.descriptors)
+
+    async def drop_cells(self) -> Held:
+        return await self._held(DropCells())
+
+    async def kill(self, grace_s: float) -> Held:
+        return await self._held(Kill(grace_ms=round(grace_s * 1000)), deadline_s=grace_s + ANSWER_S)
+
+    async def leave(self) -> Held:
+        return await self._held(Leave())
+
+    async def tell(self, command: ControlCommand, deadline_s: float) -> ControlReply:
+        """Pass a command to the engine; its answer may be a `Fault`."""
+        match reply := await self._exchange(Tell(command=command, deadline_ms=round(deadline_s * 1000)), deadline_s + ANSWER_S):
+            case Told(reply=answer):
+                return answer
+            case _:
+                raise _unexpected(reply)
+
+    async def _held(self, request: HolderRequest, descriptors: tuple[int, ...] = (), deadline_s: float = ANSWER_S) -> Held:
+        match reply := await self._exchange(request, deadline_s, descriptors):
+            case Held():
+                return reply
+            case _:
+                raise _unexpected(reply)
+
+    async def _exchange(self, request: HolderRequest, deadline_s: float, descriptors: tuple[int, ...] = ()) -> HolderReply:
+        try:
+            async with asyncio.timeout(deadline_s):
+                channel = await AsyncChannel.connect(str(self._directory.holder_socket))
+                try:
+                    await channel.send(request)
+                    if descriptors:
+                        await channel.send_fds(descriptors)
+                    reply = await channel.receive(self._decoder, REPLY_LIMIT, ANSWER_S)
+                finally:
+                    channel.close()
+        except TimeoutError:
+            raise HolderGone(f"the holder did not answer {type(request).__name__} within {deadline_s:g} s") from None
+        except OSError as error:
+            raise HolderGone(f"the holder is not there: {error}") from error
+        if reply is None:
+            raise HolderGone(f"the holder ended before it answered {type(request).__name__}")
+        return reply
+
+
+def _unexpected(reply: HolderReply) -> Exception:
+    if isinstance(reply, Denied):
+        return HolderDenied(reply.code, reply.message)
+    return HolderDenied("protocol", f"the holder answered {type(reply).__name__}")

@@ -1,0 +1,77 @@
+"""The holder's wire, `holder.sock`: the worker asks, the holder answers; one question a connection.
+
+Frames as on the pool's wire; the descriptors of `TakeCells` follow its frame, one per cell.
+"""
+
+import msgspec
+
+from worker.engines.messages import ControlCommand, ControlReply
+from worker.instancedir import Exit
+from worker.processes import Process
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start the engine. Answer: `Held`; `Denied`: `started_already` (there was one, dead or alive), `start_failed`."""
+
+    argv: tuple[str, ...]
+
+
+class TakeCells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Hold these cells' locks. Denied: `fenced` (an older grant than one seen before), `holds_cells` (drop those first)."""
+
+    grant: int
+    device: str
+    cells: tuple[int, ...]
+
+
+class DropCells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Give the locks up: the memory was measured as free."""
+
+
+class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Pass a command on to the engine. Answer: `Told`, or `Denied` (`engine_died`, `not_connected`, `step_deadline`)."""
+
+    command: ControlCommand
+    deadline_ms: int
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the engine: SIGTERM, SIGKILL after `grace_ms` (0: at once), reap it and whatever it left behind."""
+
+    grace_ms: int
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Kill the engine if it lives, give everything up, exit."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How do things stand? Answer: `Held`."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How things stand."""
+
+    pid: int
+    engine: Process | None
+    """The engine, dead or alive; None: never started."""
+    exit: Exit | None
+    connected: bool
+    """Whether the engine has connected to `control.sock`."""
+    grant: int | None
+    """The grant whose cells are held."""
+    device: str | None = None
+    cells: tuple[int, ...] = ()
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    reply: ControlReply
+
+
+class Denied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    code: str
+    message: str
+
+
+HolderRequest = Start | TakeCells | DropCells | Tell | Kill | Leave | Ask
+HolderReply = Held | Told | Denied
