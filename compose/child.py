@@ -86,7 +86,7 @@ class Child:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"child {self.spec.name}")
 
-    async def ready(self, deadline_s: float) -> bool:
+    async def ready(self, deadline_s: float | None) -> bool:
         """Wait until it does its work, over restarts; False when the deadline came first."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ready.wait(), deadline_s)
@@ -148,11 +148,8 @@ class Child:
 
     async def _take_over(self) -> None:
         """Adopt the process that an earlier `up` left, or end it when it is no use."""
-        try:
-            left = msgspec.json.decode(self._pid_file.read_bytes(), type=Identity)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return
-        if not left.alive:
+        left = left_over(self._pid_file)
+        if left is None:
             return
         if self.spec.survives and self.spec.ready is not None:
             with contextlib.suppress(TimeoutError):
@@ -202,3 +199,12 @@ class Child:
     def _enter(self, state: State) -> None:
         self._state, self._since_ms = state, time.time_ns() // 1_000_000
         self._changed()
+
+
+def left_over(pid_file: Path) -> Identity | None:
+    """The process that a pid file names, if it is still that one and alive."""
+    try:
+        left = msgspec.json.decode(pid_file.read_bytes(), type=Identity)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return left if left.alive else None

@@ -3,14 +3,16 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
 
-from compose.child import Child, ChildSpec, ChildState
+from compose.child import Child, ChildSpec, ChildState, left_over
+from compose.process import end
+from compose.serverchild import Server, ServerChild
 
 FILE: Final = "run/children.json"
 LOG_LIMIT_BYTES: Final = 16 << 20
@@ -25,7 +27,7 @@ class Supervisor:
 
     def __init__(self, data: Path) -> None:
         self.data = data
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, Child | ServerChild] = {}
         for folder in ("logs", "run", "run/pids"):
             (data / folder).mkdir(mode=0o700, exist_ok=True)
         self._housekeeping: asyncio.Task[None] | None = None
@@ -39,17 +41,36 @@ class Supervisor:
             self._housekeeping = asyncio.create_task(self._keep_logs_small(), name="logs")
         return child
 
+    async def serve(self, name: str, server: Server) -> None:
+        """Start an embedded server, return once it answers, and keep it running. Raises ServerRefusal if it can't start now."""
+        child = ServerChild(name, server, self._write)
+        await child.start()
+        self.children[name] = child
+        self._write()
+
     async def stop(self, names: Sequence[str] | None = None) -> None:
         """Stop these children, or all, each before the one added earlier."""
         for name in reversed([n for n in self.children if names is None or n in names]):
             if not await self.children[name].stop():
-                log.warning("child_killed", child=name, after_s=self.children[name].spec.stop_s)
+                log.warning("child_killed", child=name)
         if names is None and self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
 
+    async def end_left_over(self, *, but: Collection[str], deadline_s: float = 8.0) -> None:
+        """End what an `up` that was killed has left running, but for the children of these names, which are adopted."""
+        files = [path for path in (self.data / "run" / "pids").glob("*.json") if path.stem not in but]
+        left = [process for path in files if (process := left_over(path)) is not None]
+        if left:
+            log.info("left_over", pids=[process.pid for process in left])
+            await end(left, deadline_s=deadline_s)
+
+    @property
+    def states(self) -> list[ChildState]:
+        return [child.state for child in self.children.values()]
+
     def _write(self) -> None:
-        write_states(self.data, [child.state for child in self.children.values()])
+        write_states(self.data, self.states)
 
     async def _keep_logs_small(self) -> None:
         while True:

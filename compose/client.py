@@ -1,0 +1,119 @@
+"""A small HTTP client of the plane's REST API, for the CLI. Blocking; one connection."""
+
+import http.client
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from compose.login import ADMIN_TOKEN
+from compose.refusal import EnvironmentRefusal
+from controlplane.plane import Plane
+
+TIMEOUT_S: Final = 30.0
+UNAUTHORIZED: Final = 401
+
+
+class ApiRefused(Exception):
+    """The plane said no. Attributes: status (HTTP), code (stable), message, retry_after_s."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
+
+
+class Client:
+    """`url` is the plane's, without a path; `token` an API token."""
+
+    def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise EnvironmentRefusal("url", f"{url!r} is not a plane's address.", "Write http://HOST:PORT in ENGINEHOUSE_URL.")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self.url = url.rstrip("/")
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._token = token
+
+    @staticmethod
+    def of(data: Path) -> "Client":
+        """The client of the plane in `data`, or of the one that ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN name.
+
+        Raises EnvironmentRefusal when neither says where the plane is.
+        """
+        url, token = os.environ.get("ENGINEHOUSE_URL"), os.environ.get("ENGINEHOUSE_TOKEN")
+        if url is None:
+            try:
+                plane = Plane.read(data)
+            except FileNotFoundError as error:
+                raise EnvironmentRefusal(
+                    "no_plane", f"No plane was ever started in {data}.",
+                    "Start one with `enginehouse up`, or name another with --data or ENGINEHOUSE_URL.",
+                ) from error  # fmt: skip
+            url = f"http://{plane.web_host}:{plane.web_port}"
+        if token is None:
+            try:
+                token = (data / "secrets" / ADMIN_TOKEN).read_text().strip()
+            except OSError as error:
+                raise EnvironmentRefusal(
+                    "no_token", f"{data / 'secrets' / ADMIN_TOKEN} can't be read: {error.strerror}.", "Set ENGINEHOUSE_TOKEN."
+                ) from error
+        return Client(url, token)
+
+    def get(self, *path: str, **query: object) -> Any:
+        """GET `/path/...`, each part quoted. Raises ApiRefused or EnvironmentRefusal."""
+        return self._call("GET", path, {name: value for name, value in query.items() if value is not None})
+
+    def post(self, *path: str, body: object = None, key: str | None = None) -> Any:
+        """POST a JSON body. `key`: sent as Idempotency-Key."""
+        return self._call("POST", path, {}, body, {"Idempotency-Key": key} if key else {})
+
+    def delete(self, *path: str) -> Any:
+        return self._call("DELETE", path, {})
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(
+        self, method: str, path: tuple[str, ...], query: Mapping[str, object], body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:  # fmt: skip
+        target = "/" + "/".join(quote(part, safe="") for part in path) + (f"?{urlencode(query)}" if query else "")
+        content = msgspec.json.encode(body) if body is not None else b""
+        sent = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **(headers or {})}
+        try:
+            self._connection.request(method, target, content, sent)
+            response = self._connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise EnvironmentRefusal(
+                "away",
+                f"The plane at {self.url} does not answer: {error}.",
+                "Look at `enginehouse status`; start it with `up`.",
+            ) from error
+        if response.status >= http.client.BAD_REQUEST:
+            raise refused(response.status, answer, response.headers.get("Retry-After"))
+        return msgspec.json.decode(answer) if answer else None
+
+
+def refused(status: int, answer: bytes, retry_after: str | None) -> ApiRefused:
+    """The refusal that an error answer means, whatever sent it."""
+    try:
+        fields = msgspec.json.decode(answer)
+        error = fields.get("error", fields) if isinstance(fields, dict) else {}
+    except msgspec.DecodeError:
+        error = {}
+    error = error if isinstance(error, dict) else {}
+    message = str(error.get("message") or answer[:200].decode(errors="replace") or f"status {status}")
+    seconds = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdigit() else None
+    return ApiRefused(status, str(error.get("code") or status), message, seconds)
+
+
+def pages(client: Client, *path: str, after: int = 0, limit: int = 500) -> Iterator[dict[str, Any]]:
+    """Yield the items of a list that is read by position."""
+    while items := client.get(*path, after=after, limit=limit)["items"]:
+        yield from items
+        after = items[-1]["position"]

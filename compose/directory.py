@@ -1,0 +1,155 @@
+"""The data directory: where it is, who may read it, who holds it, and the secrets and device UUIDs that it keeps."""
+
+import fcntl
+import os
+import secrets
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from compose.process import Identity
+from compose.refusal import EnvironmentRefusal
+
+SOCKET_LIMIT: Final = 107
+"""Bytes of a unix socket's path on Linux, without the final zero."""
+LONGEST_SOCKET: Final = "/run/inst/ins_01ARZ3NDEKTSV4RRFFQ69G5FAV_99/control.sock"
+"""Below the data directory, the longest path that becomes a socket."""
+ROOM_BYTES: Final = 1 << 30
+"""Least free space to start with; Postgres and NATS stop working on a full disk."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a data directory."""
+
+    process: Identity
+    since_ms: int
+
+    @property
+    def since(self) -> str:
+        return datetime.fromtimestamp(self.since_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
+
+
+def default() -> Path:
+    """Return `$ENGINEHOUSE_DATA`, else /var/lib/enginehouse/plane for root, else enginehouse in the user's data home."""
+    if named := os.environ.get("ENGINEHOUSE_DATA"):
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/var/lib/enginehouse/plane")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "enginehouse"
+
+
+class Directory:
+    """An open data directory. Holds its lock from `open` to `close`; the lock goes with the process, however it ends."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @staticmethod
+    def open(path: Path) -> "Directory":
+        """Make the directory (0700) if need be and lock it. Raises EnvironmentRefusal."""
+        path = Path(os.path.abspath(path.expanduser()))
+        room = SOCKET_LIMIT - len(LONGEST_SOCKET)
+        if len(os.fsencode(path)) > room:
+            raise EnvironmentRefusal(
+                "path_too_long", f"{path} has {len(os.fsencode(path))} bytes; sockets below it leave room for {room}.",
+                "Choose a shorter data directory with --data.",
+            )  # fmt: skip
+        _make(path)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            held = holder(path)
+            who = f"pid {held.process.pid} since {held.since}" if held else "a process that has not said who it is"
+            raise EnvironmentRefusal(
+                "held", f"Another up holds {path}: {who}.",
+                f"End it with `enginehouse down --data {path}`, or choose another directory with --data.",
+            ) from None  # fmt: skip
+        me = Identity.of(os.getpid())
+        assert me is not None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, msgspec.json.encode(Holder(process=me, since_ms=time.time_ns() // 1_000_000)), 0)
+        for folder in ("secrets", "logs", "run"):
+            (path / folder).mkdir(mode=0o700, exist_ok=True)
+        return Directory(path, lock)
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def secret(self, name: str) -> str:
+        """Return the secret of that name, made (256 bits, 0600) when it is first asked for."""
+        path = self.path / "secrets" / name
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            fresh = secrets.token_urlsafe(32)
+            self.keep_secret(name, fresh)
+            return fresh
+
+    def keep_secret(self, name: str, value: str) -> Path:
+        path = self.path / "secrets" / name
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(value + "\n")
+        return path
+
+    def device_uuid(self, name: str) -> str:
+        """Return the UUID of the declared device of that name: the same for ever in this directory."""
+        path = self.path / "devices.json"
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            known = {}
+        if name not in known:
+            known[name] = str(uuid.uuid4())
+            fresh = path.with_suffix(".json.new")
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+            fresh.replace(path)
+        return known[name]
+
+
+def holder(path: Path) -> Holder | None:
+    """Who holds the directory now; None when nobody does, or has not written its name yet."""
+    try:
+        held = msgspec.json.decode((path / "lock").read_bytes(), type=Holder)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return held if held.process.alive else None
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise EnvironmentRefusal(
+            "directory", f"{path} can't be made: {error.strerror}.", "Choose another data directory with --data."
+        ) from error
+    if status.st_uid != os.geteuid():
+        raise EnvironmentRefusal(
+            "directory", f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}.",
+            "Run as that user, or choose another data directory with --data.",
+        )  # fmt: skip
+    path.chmod(0o700)
+    disk = os.statvfs(path)
+    if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
+        raise EnvironmentRefusal(
+            "disk_full", f"{path} has {disk.f_bavail * disk.f_frsize / 2**20:.0f} MiB free; the least is {ROOM_BYTES >> 20}.",
+            "Make room there, or choose another data directory with --data.",
+        )  # fmt: skip

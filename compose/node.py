@@ -1,0 +1,41 @@
+"""What this machine offers to the plane: its devices and the memory for weights, from the settings or by default."""
+
+from typing import Final
+
+import msgspec
+import psutil
+
+from compose.directory import Directory
+from compose.refusal import EnvironmentRefusal
+from controlplane.plane import PlaneDevice
+from controlplane.quantities import human_bytes
+from controlplane.settings import DeviceSettings, NodeSettings
+
+DEFAULT_SHARE: Final = 4
+"""Unless the settings say otherwise, one device and the pool take a quarter of the memory each: the half that is left is
+for the operating system, the file cache and the engines' own working memory."""
+_ROUND: Final = 64 << 20
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    devices: tuple[PlaneDevice, ...]
+    pool_bytes: int
+
+
+def offer(settings: NodeSettings, directory: Directory) -> Offer:
+    """Raises EnvironmentRefusal when it comes to more memory than the machine has."""
+    memory = psutil.virtual_memory().total
+    share = memory // DEFAULT_SHARE // _ROUND * _ROUND
+    declared = settings.devices or (DeviceSettings(name="cpu0", size_bytes=share),)
+    pool = share if settings.pool_bytes is None else settings.pool_bytes
+    need = pool + sum(device.size_bytes for device in declared)
+    if need > memory:
+        raise EnvironmentRefusal(
+            "memory", f"Devices and pool come to {human_bytes(need)}; this machine has {human_bytes(memory)}.",
+            "Declare smaller devices or a smaller pool_bytes in the settings' [node] table.",
+        )  # fmt: skip
+    devices = tuple(
+        PlaneDevice(device=directory.device_uuid(one.name), name=one.name, kind="cpu", size_bytes=one.size_bytes)
+        for one in declared
+    )
+    return Offer(devices=devices, pool_bytes=pool)

@@ -1,0 +1,9 @@
+"""Why a command of `enginehouse` can't be carried out in this environment: exit code 2."""
+
+
+class EnvironmentRefusal(Exception):
+    """What is the case, with both numbers; and what to do about it. Attributes: code (stable), message, cure."""
+
+    def __init__(self, code: str, message: str, cure: str) -> None:
+        super().__init__(f"{message} {cure}")
+        self.code, self.message, self.cure = code, message, cure

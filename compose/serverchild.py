@@ -1,0 +1,89 @@
+"""A supervised embedded server (Postgres or NATS): like a child, but it knows by itself how to start and stop."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from compose.child import BACK_OFF_S, STEADY_S, ChildState, State
+from compose.embedded.process import ServerProcess
+from compose.embedded.refusal import ServerRefusal
+
+log = structlog.get_logger("supervisor")
+
+
+class Server(Protocol):
+    """What `compose.embedded` offers. `start` returns once it answers and raises ServerRefusal."""
+
+    process: ServerProcess | None
+
+    async def start(self) -> None: ...
+    async def exited(self) -> int: ...
+    async def stop(self) -> None: ...
+
+
+class ServerChild:
+    """Keeps one server running until `stop`; `changed` is called whenever `state` is another."""
+
+    def __init__(self, name: str, server: Server, changed: Callable[[], None]) -> None:
+        self.name = name
+        self.restarts = 0
+        self._server = server
+        self._changed = changed
+        self._state: State = "starting"
+        self._since_ms = time.time_ns() // 1_000_000
+        self._last_exit = ""
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ChildState:
+        process = self._server.process
+        return ChildState(
+            name=self.name, state=self._state, pid=process.pid if process and process.alive else None,
+            since_ms=self._since_ms, restarts=self.restarts, last_exit=self._last_exit,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        """Start it the first time. Raises ServerRefusal; later failures are tried again and shown."""
+        await self._server.start()
+        self._enter("ready")
+        self._task = asyncio.create_task(self._run(), name=f"server {self.name}")
+
+    async def stop(self) -> bool:
+        self._stopping.set()
+        await self._server.stop()
+        if self._task is not None:
+            await self._task
+        await self._server.stop()  # it may have been on its way up just then
+        self._enter("stopped")
+        return True
+
+    async def _run(self) -> None:
+        pause, began = BACK_OFF_S[0], time.monotonic()
+        code = await self._server.exited()
+        while not self._stopping.is_set():
+            self.restarts += 1
+            pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
+            self._last_exit = f"ended with status {code}"
+            log.warning("server_ended", server=self.name, exit=self._last_exit, again_in_s=pause)
+            self._enter("waiting")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+                return
+            began = time.monotonic()
+            try:
+                await self._server.start()
+            except (ServerRefusal, OSError) as refusal:
+                self._last_exit = str(refusal)
+                log.error("server_not_starting", server=self.name, reason=str(refusal))
+                continue
+            self._enter("ready")
+            code = await self._server.exited()
+
+    def _enter(self, state: State) -> None:
+        self._state, self._since_ms = state, time.time_ns() // 1_000_000
+        self._changed()

@@ -1,0 +1,57 @@
+"""The two servers of a plane: embedded ones, supervised; or given ones, whose versions are checked."""
+
+import asyncio
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from compose.directory import Directory
+from compose.embedded import nats, postgres
+from compose.embedded.nats import EmbeddedNats
+from compose.embedded.postgres import EmbeddedPostgres
+from compose.refusal import EnvironmentRefusal
+from compose.supervisor import Supervisor
+
+NATS_PORT: Final = 4222
+
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
+    postgres_url: str
+    owner_url: str
+    """For migrations."""
+    nats_url: str
+    nats_token: str | None
+    embedded: bool
+
+
+async def start(supervisor: Supervisor, directory: Directory) -> Servers:
+    """Start the embedded servers, at the same time, and return once both answer. Raises ServerRefusal."""
+    logs = directory.path / "logs"
+    database = EmbeddedPostgres(directory.path)
+    bus = EmbeddedNats(directory.path / "nats", token=directory.secret("nats-token"), log=logs / "nats.log")
+    starts = [asyncio.create_task(supervisor.serve(name, server)) for name, server in (("postgres", database), ("nats", bus))]
+    try:
+        await asyncio.gather(*starts)
+    except BaseException:
+        await asyncio.gather(*starts, return_exceptions=True)  # so that nothing is started behind the back of our end
+        raise
+    return Servers(
+        postgres_url=database.url, owner_url=database.owner_url, nats_url=bus.url, nats_token=bus.token, embedded=True
+    )
+
+
+async def given(postgres_url: str, nats_url: str) -> Servers:
+    """Check servers given by URL. The token may be the URL's user. Raises EnvironmentRefusal or ServerRefusal."""
+    parts = urlsplit(nats_url)
+    if parts.scheme != "nats" or not parts.hostname:
+        raise EnvironmentRefusal("nats_url", f"{nats_url!r} is not a NATS URL.", "Write nats://[TOKEN@]HOST:PORT.")
+    bare = urlunsplit(("nats", f"{parts.hostname}:{parts.port or NATS_PORT}", "", "", ""))
+    try:
+        await nats.check(bare, parts.username)
+    except ConnectionError as error:
+        raise EnvironmentRefusal(
+            "nats_away", f"Nothing listens at {bare}: {error}.", "Start NATS there, or give no URL."
+        ) from error
+    await postgres.check(postgres_url)
+    return Servers(postgres_url=postgres_url, owner_url=postgres_url, nats_url=bare, nats_token=parts.username, embedded=False)

@@ -1,0 +1,95 @@
+"""The settings file at run time: applied at the start and whenever it becomes another, by whatever way it was replaced."""
+
+import asyncio
+import getpass
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from controlplane import ids
+from controlplane.bus import Bus
+from controlplane.commands import ApplySettings, Order
+from controlplane.refusal import Code, Refused
+from controlplane.settings import NodeSettings, Settings, SettingsError, read
+from controlplane.subjects import COMMAND_OPERATOR
+
+POLL_S: Final = 0.5
+"""A look at four numbers of one file. inotify would have to follow every link on the way, and misses network mounts."""
+APPLY_S: Final = 30.0
+
+Stamp = tuple[int, int, int, int] | None
+log = structlog.get_logger("settings")
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes when the file is written, replaced, or when a link on the way to it is swapped. None: it isn't there."""
+    try:
+        status = path.stat()  # of the target: an atomic swap of a link in between shows as another inode
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class SettingsWatch:
+    """Applies the models of one settings file. A file that is broken changes nothing; `say` is told where."""
+
+    def __init__(self, path: Path, bus: Bus, say: Callable[[str], None]) -> None:
+        self.path = path
+        self._bus, self._say = bus, say
+        self._actor = f"operator:{_user()}"
+        self._node: NodeSettings | None = None
+
+    async def apply(self, settings: Settings) -> None:
+        """Send the models to the decider, which applies the difference. Raises Refused."""
+        command = ApplySettings(path=str(self.path), digest=settings.digest, models=settings.models)
+        order = Order(id=ids.new(ids.COMMAND), actor=self._actor, body=command)
+        async with asyncio.timeout(APPLY_S):
+            while True:
+                try:
+                    await self._bus.command(COMMAND_OPERATOR, order)
+                    break
+                except Refused as refused:
+                    if refused.code is not Code.UNAVAILABLE:
+                        raise
+                    await asyncio.sleep(0.1)  # the decider is on its way up; the same order gets one answer
+        if self._node is not None and settings.node != self._node:
+            self._say(f"{self.path}: the [node] table has changed; it counts at the next `enginehouse up`")
+        self._node = settings.node
+
+    async def follow(self, seen: Stamp) -> None:
+        """Apply the file whenever it differs from `seen`; for ever."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            now = stamp(self.path)
+            if now == seen or now is None:  # not there: it is being replaced, or was taken away; the models stay
+                continue
+            if await self._changed():
+                seen = now
+
+    async def _changed(self) -> bool:
+        """Whether that is settled: applied, or not to be applied as it is. Not so when nobody answered."""
+        try:
+            settings = await asyncio.to_thread(read, self.path)
+            await self.apply(settings)
+        except SettingsError as error:
+            log.warning("settings_broken", path=error.path, line=error.line, key=error.key, reason=error.message)
+            self._say(f"settings not applied: {error}")
+        except Refused as refused:
+            log.warning("settings_refused", path=str(self.path), code=refused.code, reason=refused.message)
+            self._say(f"settings not applied: {self.path}: {refused.message}")
+        except TimeoutError:
+            log.warning("settings_unanswered", path=str(self.path), waited_s=APPLY_S)
+            return False
+        else:
+            log.info("settings_applied", path=str(self.path), digest=settings.digest)
+            self._say(f"settings applied: {self.path}")
+        return True
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an account without a name
+        return "unknown"

@@ -1,0 +1,183 @@
+"""`up`: everything of a plane, started in order, kept running, ended in order."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from compose import login, parts, remains, servers
+from compose.directory import Directory
+from compose.logs import write_own_log
+from compose.node import Offer, offer
+from compose.process import end
+from compose.refusal import EnvironmentRefusal
+from compose.servers import Servers
+from compose.settingswatch import SettingsWatch, Stamp, stamp
+from compose.supervisor import Supervisor
+from controlplane.bus import Bus
+from controlplane.plane import Plane
+from controlplane.refusal import Refused
+from controlplane.settings import Settings, read
+from migrations.upgrade import NewerSchema, upgrade
+
+READY_S: Final = 60.0
+"""Until web answers; on a loaded machine imports alone take several seconds."""
+INSTANCES_END_S: Final = 5.0
+PORT: Final = 8480
+SETTINGS: Final = "enginehouse.toml"
+
+log = structlog.get_logger("up")
+Say = Callable[[str], None]
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    data: Path
+    settings: Path | None = None
+    """None: `enginehouse.toml` in the data directory, if there is one."""
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    postgres_url: str | None = None
+    nats_url: str | None = None
+    demo: bool = False
+
+
+async def up(options: UpOptions, say: Say) -> None:
+    """Run a plane until SIGINT or SIGTERM. Raises EnvironmentRefusal, ServerRefusal or SettingsError before it is started."""
+    if (options.postgres_url is None) is not (options.nats_url is None):
+        raise EnvironmentRefusal("servers", "Only one of --postgres and --nats is given.", "Give both, or neither.")
+    ending = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    with Directory.open(options.data) as directory:
+        write_own_log(directory.path / "logs" / "up.log")
+        supervisor = Supervisor(directory.path)
+        running = asyncio.create_task(_run(options, directory, supervisor, say), name="up")
+        stopping = asyncio.create_task(ending.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, stopping):
+            task.cancel()
+        failure = (await asyncio.gather(running, stopping, return_exceptions=True))[0]
+        if ending.is_set() or supervisor.children.keys() & parts.SURVIVORS:
+            say("ending ...")
+            await _end(directory.path, supervisor, say)
+        else:  # refused before anything was started: what an earlier `up` has left stays for the next one
+            await supervisor.stop()
+        if isinstance(failure, Exception):
+            raise failure
+
+
+async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor, say: Say) -> None:
+    began = time.monotonic()
+    path, settings, seen = await _settings(options, directory, say)
+    offered = offer(settings.node, directory)
+    os.environ[remains.MARK] = str(directory.path)
+    await supervisor.end_left_over(but=parts.SURVIVORS)
+    port = _free_port(options.host, options.port)
+    if options.postgres_url and options.nats_url:
+        given = await servers.given(options.postgres_url, options.nats_url)
+    else:
+        given = await servers.start(supervisor, directory)
+    plane = _plane(directory, given, offered, at=(options.host, port), settings=path)
+    plane.write()
+    await migrate(given.owner_url)
+    children = {spec.name: supervisor.add(spec) for spec in parts.specs(plane)}
+    if note := parts.pool_note(plane):
+        say(note)
+    await login.first_token(plane, directory)
+    bus = await Bus.connect(plane, "up")
+    try:
+        watch = SettingsWatch(path, bus, say) if path is not None else None
+        if watch is not None:
+            await _first_apply(watch, settings, say)
+        if not await children["web"].ready(READY_S):
+            say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{children['web'].last_words()}")
+            await children["web"].ready(None)
+        say(f"ready in {time.monotonic() - began:.1f} s: {url(plane)}  (data in {directory.path})")
+        say(f"log in: {await login.link(plane)}")
+        if watch is not None:
+            await watch.follow(seen)
+        await asyncio.Event().wait()
+    finally:
+        await bus.close()
+
+
+def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[str, int], settings: Path | None) -> Plane:
+    data = directory.path
+    return Plane(
+        data=str(data), postgres_url=given.postgres_url, nats_url=given.nats_url, nats_token=given.nats_token,
+        web_host=at[0], web_port=at[1], node_token=directory.secret("node-token"), cookie_key=directory.secret("cookie-key"),
+        pool_socket=str(data / "run" / "pool" / "pool.sock"), pool_bytes=offered.pool_bytes, devices=offered.devices,
+        settings_path=str(settings) if settings else None, embedded=given.embedded,
+    )  # fmt: skip
+
+
+async def _first_apply(watch: SettingsWatch, settings: Settings, say: Say) -> None:
+    """A refusal is told and the plane goes on: the file can be mended while it runs."""
+    try:
+        await watch.apply(settings)
+    except (Refused, TimeoutError) as error:
+        log.warning("settings_refused", path=str(watch.path), reason=repr(error))
+        say(f"settings not applied: {watch.path}: {error or 'the decider does not answer; see its log'}")
+
+
+async def _settings(options: UpOptions, directory: Directory, say: Say) -> tuple[Path | None, Settings, Stamp]:
+    if options.demo:
+        from compose import demo  # noqa: PLC0415 (torch and transformers come with it)
+
+        path: Path | None = await demo.prepare(directory.path, say)
+    else:
+        own = directory.path / SETTINGS
+        path = options.settings or (own if own.exists() else None)
+    if path is None:
+        return None, Settings(), None
+    path = path.absolute()  # not resolved: a link may point elsewhere tomorrow
+    seen = stamp(path)
+    return path, read(path), seen
+
+
+async def migrate(owner_url: str) -> None:
+    """Bring the database to this release's schema. Raises EnvironmentRefusal."""
+    try:
+        await upgrade(owner_url)
+    except NewerSchema as error:
+        raise EnvironmentRefusal(
+            "newer_schema", f"The log is newer than this release: {error}.", "Upgrade enginehouse."
+        ) from error
+
+
+def url(plane: Plane) -> str:
+    return f"http://{plane.web_host}:{plane.web_port}"
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return the port, or a free one for 0. Raises EnvironmentRefusal."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise EnvironmentRefusal(
+                "port_taken", f"Port {port} on {host} can't be used: {error.strerror}.", "Free it, or give another with --port."
+            ) from error
+        chosen: int = probe.getsockname()[1]
+        return chosen
+
+
+async def _end(data: Path, supervisor: Supervisor, say: Say) -> None:
+    """Callers first, then engines, then what holds their memory, then the log; nothing is left."""
+    await supervisor.stop(["web", "worker"])
+    kept = {state.pid for state in supervisor.states}
+    instances = [one for one in remains.belonging(data) if one.pid not in kept]
+    await end(instances, deadline_s=INSTANCES_END_S)
+    await supervisor.stop()
+    if left := await remains.clear(data):
+        log.warning("left_over", count=left)
+        say(f"{left} processes had to be ended on their own; see {data / 'logs'}")
