@@ -115,6 +115,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     request: str
     count: int
+    ended: bool = False
+    """It has recorded the end, too: the engine may forget the request."""
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,0 +1,71 @@
+"""What an engine is to the process that runs it. `process.py` owns sockets, order and resending; an engine computes."""
+
+from typing import Protocol
+
+import msgspec
+
+from worker.engines.messages import Sampling, State
+
+
+class EngineFault(Exception):
+    """An order that was not carried out; the engine is as it was before, unless `fatal`.
+
+    Attributes:
+        code: `not_attached`, `not_awake`, `busy`, `layout`, `pool`, `corrupt`, `no_memory`, `failed`, or the pool's own code.
+    """
+
+    def __init__(self, code: str, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.message, self.fatal = code, message, fatal
+
+
+class Output(msgspec.Struct, frozen=True):
+    """What one step added to one request. `reason` is given with its last ids: `stop`, `length` or `failed`."""
+
+    request: str
+    ids: tuple[int, ...]
+    reason: str | None = None
+    message: str = ""
+
+
+class Stepped(msgspec.Struct, frozen=True):
+    outputs: tuple[Output, ...]
+    wait_s: float | None = None
+    """Seconds until the next step can do something; 0: at once; None: not before a new order."""
+
+
+IDLE = Stepped((), None)
+
+
+class Engine(Protocol):
+    """One skeleton. Every method is called by one thread, and returns within about a second (the length of a step)."""
+
+    def attach(self, pool_socket: str, weight_set: str) -> None:
+        """Map a weight set. Attaching the one that is mapped changes nothing. Raises `EngineFault`."""
+
+    def detach(self) -> None:
+        """Unmap it. Raises `EngineFault` (`busy`) while awake."""
+
+    def wake(self, model: str) -> None:
+        """Allocate KV memory. Raises `EngineFault` (`not_attached`, `no_memory`)."""
+
+    def sleep(self) -> None:
+        """Free KV memory. Raises `EngineFault` (`busy`) while requests run."""
+
+    def submit(self, request: str, prompt: tuple[int, ...], sampling: Sampling) -> None:
+        """Queue a request. Raises `EngineFault` (`not_awake`, `too_long`)."""
+
+    def abort(self, request: str) -> bool:
+        """Forget a request, and say whether it was there."""
+
+    def check(self, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+        """Generate greedily, undisturbed. Raises `EngineFault` (`not_awake`, `busy`)."""
+
+    def step(self) -> Stepped:
+        """Work for a moment on what is queued."""
+
+    def running(self) -> int:
+        """Requests that are queued or running."""
+
+    def state(self) -> State:
+        """Where the engine is, by its own measure."""

@@ -1,0 +1,182 @@
+"""A model's text side: chat template and tokenizer, from the directory of its source. No torch, no `transformers`."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from worker.frontend.detokenise import ByteDetokeniser, Detokeniser, WindowDetokeniser, byte_table
+from worker.frontend.request import Invalid, messages, prompt
+from worker.frontend.template import ChatTemplate
+
+FAKE: Final = "fake.json"
+"""A source of the fake engine holds this file."""
+FAKE_EOS: Final = 256
+SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+MOST_LOADED: Final = 4
+"""Tokenizers kept in a frontend: an instance switches between the few models of one configuration."""
+
+
+class TextSide(Protocol):
+    """What a frontend needs of a model."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below this."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of `text`, with the tokens that the tokenizer puts around it (`special`) or without."""
+
+    def render(self, chat: list[dict[str, Any]]) -> str:
+        """Return a chat as one text. Raises `Invalid`."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens left out."""
+
+    def detokeniser(self) -> Detokeniser: ...
+
+
+class ByteText:
+    """The fake engine's: a byte is a token."""
+
+    stop_ids: Final[tuple[int, ...]] = (FAKE_EOS,)
+    vocabulary: Final = FAKE_EOS + 1
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def render(self, chat: list[dict[str, Any]]) -> str:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in chat) + "assistant: "
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < FAKE_EOS).decode("utf-8", "replace")
+
+    def detokeniser(self) -> Detokeniser:
+        return ByteDetokeniser({byte: bytes([byte]) for byte in range(FAKE_EOS)})
+
+
+class TokenizerText:
+    """Of a Hugging Face directory with a `tokenizer.json`."""
+
+    def __init__(self, source: Path) -> None:
+        """Raises ValueError naming the file that is missing or wrong."""
+        from tokenizers import Tokenizer  # noqa: PLC0415 (an extra: a node with the fake engine only needs none)
+
+        file = source / "tokenizer.json"
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(f"{file} can't be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocabulary: Final = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        settings = _json(source / "tokenizer_config.json")
+        tokens = {
+            name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _token(settings.get(name)))
+        }
+        template = _template(source, settings)
+        self._template = ChatTemplate(template, tokens) if template is not None else None
+        self.stop_ids: Final = self._stop_ids(source, tokens.get("eos_token"))
+        self._bytes = self._byte_table() if self._is_byte_level(file) else None
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def render(self, chat: list[dict[str, Any]]) -> str:
+        if self._template is None:
+            raise Invalid("this model has no chat template: use /v1/completions", "messages")
+        return self._template.render(chat)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def detokeniser(self) -> Detokeniser:
+        return ByteDetokeniser(self._bytes) if self._bytes is not None else WindowDetokeniser(self.decode)
+
+    def _stop_ids(self, source: Path, eos: str | None) -> tuple[int, ...]:
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            ids = _json(source / name).get("eos_token_id")
+            found |= set(ids) if isinstance(ids, list) else {ids} if isinstance(ids, int) else set()
+        if eos is not None and (number := self._tokenizer.token_to_id(eos)) is not None:
+            found.add(number)
+        return tuple(sorted(found))
+
+    def _is_byte_level(self, file: Path) -> bool:
+        decoder = json.loads(file.read_bytes()).get("decoder") or {}
+        return bool(decoder.get("type") == "ByteLevel")
+
+    def _byte_table(self) -> dict[int, bytes]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        return byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special)
+
+
+@functools.lru_cache(maxsize=MOST_LOADED)
+def load(source: Path) -> TextSide:
+    """Return the text side of a source's directory. Raises ValueError naming what is wrong with it."""
+    return ByteText() if (source / FAKE).exists() else TokenizerText(source)
+
+
+def prompt_ids(text: TextSide, kind: str, body: Mapping[str, Any]) -> list[int]:
+    """Return the prompt's ids of a body of `kind` `chat` or `completion`.
+
+    Raises:
+        Invalid: with the field's name.
+    """
+    if kind == "chat":
+        ids = text.encode(text.render(messages(body)), special=False)
+    else:
+        given = prompt(body)
+        ids = text.encode(given, special=True) if isinstance(given, str) else given
+        if isinstance(given, list) and not all(0 <= token < text.vocabulary for token in given):
+            raise Invalid(f"'prompt' has token ids outside 0 to {text.vocabulary - 1}", "prompt")
+    if not ids:
+        raise Invalid("the prompt is empty", "messages" if kind == "chat" else "prompt")
+    return ids
+
+
+def count_tokens(source_dir: Path, kind: str, body: Mapping[str, Any]) -> int:
+    """Return the exact number of tokens that a body's prompt has for the model in `source_dir`.
+
+    Raises:
+        Invalid: the body is wrong. ValueError: the source is.
+    """
+    return len(prompt_ids(load(source_dir), kind, body))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return found
+
+
+def _token(value: object) -> str | None:
+    """A special token is written as a text or as an object with its `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template(source: Path, settings: dict[str, Any]) -> str | None:
+    file = source / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    match settings.get("chat_template"):
+        case str(text):
+            return text
+        case [*named]:
+            return next((str(one["template"]) for one in named if isinstance(one, dict) and one.get("name") == "default"), None)
+        case _:
+            return None
