@@ -101,7 +101,7 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
             say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{children['web'].last_words()}")
             await children["web"].ready(None)
         say(f"ready in {time.monotonic() - began:.1f} s: {url(plane)}  (data in {directory.path})")
-        say(f"log in: {await login.link(plane)}")
+        say(f"log in: {login.link(plane)}  (good once, for ten minutes)")
         if watch is not None:
             await watch.follow(seen)
         await asyncio.Event().wait()

@@ -1,0 +1,5 @@
+"""`python -m compose` is `enginehouse`."""
+
+from compose.cli import main
+
+main()

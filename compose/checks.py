@@ -1,0 +1,162 @@
+"""What a machine must have to run a plane, and what is good to have: one small check each, with its cure."""
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import psutil
+import pynvml
+
+from compose.directory import ROOM_BYTES
+from compose.embedded import nats
+from compose.embedded.cluster import Cluster
+from compose.embedded.refusal import ServerRefusal
+from controlplane.plane import Plane
+from controlplane.quantities import human_bytes
+
+SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
+PYTHONS: Final = ((3, 11), (3, 13))
+Verdict = Literal["ok", "note", "bad"]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """`bad`: a plane will not run; `note`: it will, without something."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    cure: str = ""
+
+
+def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
+    """Run every check for a plane in `data` on `port`. `running`: a plane runs there, so its port is taken rightly."""
+    for check in (_python, _transformers, _memory, _namespaces, _devices):
+        yield check()
+    yield _disk(data)
+    yield from _servers(data)
+    yield _shared_memory(data)
+    yield _port(port, running)
+
+
+def _python() -> Check:
+    found = f"Python {sys.version.split()[0]} at {sys.executable}"
+    good = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
+    return Check(
+        name="python", verdict="ok" if good else "bad", found=found, cure="" if good else "Use Python 3.11, 3.12 or 3.13."
+    )
+
+
+def _transformers() -> Check:
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        return Check(
+            name="engines", verdict="note", found=f"{' and '.join(missing)} not installed: no engine for real models",
+            cure="pip install 'enginehouse[cpu]'",
+        )  # fmt: skip
+    return Check(name="engines", verdict="ok", found="torch and transformers are installed")
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    found = f"{human_bytes(memory.available)} of {human_bytes(memory.total)} available"
+    good = memory.available > 1 << 30
+    return Check(name="memory", verdict="ok" if good else "bad", found=found, cure="" if good else "Free at least 1 GiB.")
+
+
+def _disk(data: Path) -> Check:
+    place = next(path for path in (data, *data.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    good = free >= ROOM_BYTES
+    cure = "" if good else f"Make {human_bytes(ROOM_BYTES)} of room, or choose another directory with --data."
+    return Check(name="disk", verdict="ok" if good else "bad", found=f"{human_bytes(free)} free for {data}", cure=cure)
+
+
+def _servers(data: Path) -> Iterator[Check]:
+    probes: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("postgres", lambda: _version([str(Cluster.of(data).programs / "postgres"), "-V"])),
+        ("nats", lambda: _version([str(nats.binary()), "--version"])),
+    )
+    for name, probe in probes:
+        try:
+            yield Check(name=name, verdict="ok", found=str(probe()))
+        except ServerRefusal as refusal:
+            yield Check(name=name, verdict="bad", found=refusal.message, cure=refusal.cure)
+        except (OSError, subprocess.SubprocessError) as error:
+            cure = f"Install it again (pip install --force-reinstall), or give a server with --{name}."
+            yield Check(name=name, verdict="bad", found=f"does not run: {error}", cure=cure)
+
+
+def _version(argv: list[str]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def _shared_memory(data: Path) -> Check:
+    if not SHM.is_dir():
+        return Check(name="shared memory", verdict="note", found=f"no {SHM}", cure="Weights go to the data directory: slower.")
+    disk = shutil.disk_usage(SHM)
+    found = f"{human_bytes(disk.free)} of {human_bytes(disk.total)} free in {SHM}"
+    try:
+        pool = Plane.read(data).pool_bytes
+    except (FileNotFoundError, msgspec.DecodeError):
+        return Check(name="shared memory", verdict="ok", found=found)
+    if disk.total < pool:
+        cure = f"The pool's budget is {human_bytes(pool)}: give more (docker: --shm-size), or lower pool_bytes."
+        return Check(name="shared memory", verdict="note", found=found, cure=cure)
+    return Check(name="shared memory", verdict="ok", found=found)
+
+
+def _namespaces() -> Check:
+    """In a child, as there is no way back: saved images will need a process that has namespaces of its own."""
+    clone_newuser, clone_newpid, clone_newns = 0x10000000, 0x20000000, 0x00020000
+    flags = clone_newpid | clone_newns | (0 if os.geteuid() == 0 else clone_newuser)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ctypes.CDLL(None).unshare(flags) == 0 else 1)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == 0:
+        return Check(name="namespaces", verdict="ok", found="processes may have namespaces of their own")
+    return Check(
+        name="namespaces", verdict="note", found="not allowed here; nothing of this version needs them",
+        cure="For saved images later: sysctl kernel.unprivileged_userns_clone=1, or run as root.",
+    )  # fmt: skip
+
+
+def _devices() -> Check:
+    """GPUs, as NVML sees them."""
+    try:
+        import pynvml  # noqa: PLC0415 (it looks for the driver)
+
+        pynvml.nvmlInit()
+        try:
+            names = [
+                str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(pynvml.nvmlDeviceGetCount())
+            ]
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # noqa: BLE001 (without a driver every call fails in its own way)
+        return Check(name="devices", verdict="ok", found="no GPU: devices are declared shares of host memory")
+    return Check(
+        name="devices", verdict="note",
+        found=f"{len(names)} GPUs ({', '.join(sorted(set(names)))}), which this version does not use: it serves on the CPU",
+        cure="Declare devices as shares of host memory in the settings' [node] table.",
+    )  # fmt: skip
+
+
+def _port(port: int, running: bool) -> Check:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if running:
+                return Check(name="port", verdict="ok", found=f"{port} is held by the plane that runs here")
+            return Check(name="port", verdict="bad", found=f"{port}: {error.strerror}", cure="Free it, or use `up --port`.")
+    return Check(name="port", verdict="ok", found=f"{port} is free")

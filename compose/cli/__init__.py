@@ -1,0 +1,77 @@
+"""The command line: `enginehouse`. Commands are imported when they are asked for, so that none pays for another's imports."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from compose.directory import default
+from compose.refusal import EnvironmentRefusal
+
+COMMANDS: Final = {
+    "up": ("compose.cli.running", "Start a plane and keep it running until Ctrl-C."),
+    "down": ("compose.cli.running", "End a plane and all that belongs to it."),
+    "login": ("compose.cli.running", "Print a link that logs one browser in."),
+    "status": ("compose.cli.show", "Show what runs, where, and how much room is left."),
+    "models": ("compose.cli.models", "List, add and remove models."),
+    "load": ("compose.cli.operations", "Bring a model up."),
+    "sleep": ("compose.cli.operations", "Take a model off its device; its engine stays."),
+    "stop": ("compose.cli.operations", "End the engines that serve a model."),
+    "retry": ("compose.cli.operations", "End a model's back-off and try again now."),
+    "requests": ("compose.cli.history", "Show requests, newest first."),
+    "events": ("compose.cli.history", "Show the log of events, or follow it."),
+    "audit": ("compose.cli.audit", "Check the log against itself, the stream and the live state."),
+    "doctor": ("compose.cli.doctor", "Check whether this machine can run a plane."),
+    "token": ("compose.cli.tokens", "Issue, list and revoke API tokens."),
+}
+REFUSED: Final = 1
+ENVIRONMENT: Final = 2
+
+
+class Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="enginehouse", message="%(version)s")
+@click.option("--data", type=click.Path(path_type=Path), help="Data directory; $ENGINEHOUSE_DATA names it too.")
+@click.pass_context
+def enginehouse(context: click.Context, data: Path | None) -> None:
+    """Many language models share a few devices.
+
+    Exit codes: 0 done; 1 refused or failed; 2 wrong usage, or something in the way on this machine.
+    """
+    context.obj = data.expanduser().absolute() if data else default().absolute()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. What goes wrong is one sentence on stderr, with what to do."""
+    from compose.client import ApiRefused  # noqa: PLC0415 (not for --help)
+
+    try:
+        enginehouse(argv, standalone_mode=True, prog_name="enginehouse")
+    except EnvironmentRefusal as refusal:
+        _fail(ENVIRONMENT, refusal.message, refusal.cure)
+    except ApiRefused as refusal:
+        after = f"Try again in {refusal.retry_after_s:g} s." if refusal.retry_after_s else ""
+        _fail(REFUSED, f"{refusal.message} [{refusal.code}]", after)
+
+
+def _fail(status: int, message: str, cure: str) -> None:
+    click.echo(f"enginehouse: {message} {cure}".rstrip(), err=True)
+    sys.exit(status)

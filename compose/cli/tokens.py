@@ -1,0 +1,90 @@
+"""`token`: issue, list and revoke API tokens. Straight in the database: whoever may read the data directory may do this."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import click
+
+from compose.cli.options import as_json, echo_json, table
+from compose.refusal import EnvironmentRefusal
+from controlplane.plane import Plane
+from web.tokens import SCOPES, Scope, list_tokens, new_token, revoke_token
+
+T = TypeVar("T")
+
+
+@click.group()
+def token() -> None:
+    """Issue, list and revoke API tokens."""
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--scope", type=click.Choice(SCOPES), default="inference", show_default=True, help="admin: everything; inference: /v1."
+)
+@as_json
+@click.pass_obj
+def new(data: Path, name: str, scope: Scope, json: bool) -> None:
+    """Issue a token. It is shown once and kept nowhere."""
+    text = _database(new_token(_plane(data).postgres_url, name, scope))
+    if json:
+        echo_json({"token": text, "name": name, "scope": scope})
+    else:
+        click.echo(text)
+
+
+@token.command("list")
+@as_json
+@click.pass_obj
+def list_(data: Path, json: bool) -> None:
+    """List tokens, oldest first."""
+    rows = _database(list_tokens(_plane(data).postgres_url))
+    if json:
+        echo_json(rows)
+        return
+    shown = [
+        [
+            row.id,
+            row.name,
+            row.scope,
+            f"{row.created_at:%Y-%m-%d %H:%M}",
+            f"{row.revoked_at:%Y-%m-%d %H:%M}" if row.revoked_at else "",
+        ]
+        for row in rows
+    ]
+    table("id", "name", "scope", "created", "revoked", rows=shown, empty="no tokens")
+
+
+@token.command()
+@click.argument("identifier", metavar="ID")
+@as_json
+@click.pass_obj
+def revoke(data: Path, identifier: str, json: bool) -> None:
+    """Revoke a token by its id; it stops working within seconds."""
+    done = _database(revoke_token(_plane(data).postgres_url, identifier))
+    if json:
+        echo_json({"id": identifier, "revoked": done})
+    elif done:
+        click.echo(f"revoked {identifier}")
+    if not done:
+        raise click.ClickException(f"there is no valid token {identifier!r}; look at `enginehouse token list`")
+
+
+def _plane(data: Path) -> Plane:
+    try:
+        return Plane.read(data)
+    except FileNotFoundError as error:
+        raise EnvironmentRefusal(
+            "no_plane", f"No plane was ever started in {data}.", "Start one with `enginehouse up`."
+        ) from error
+
+
+def _database(call: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(call)
+    except (OSError, asyncpg.PostgresError) as error:
+        raise EnvironmentRefusal("database", f"Postgres does not answer: {error}.", "Is `enginehouse up` running?") from error
