@@ -1,26 +1,11 @@
-"""What the live page needs to see of the plane. The web process's follower offers it; tests have one of their own."""
+"""What the live page needs to see of the plane. The web process's `PlaneView` offers it; tests have one of their own."""
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
-
-
-class Link(StrEnum):
-    """How this web process stands to the log."""
-
-    LIVE = "live"
-    LAGGING = "lagging"
-    """Events arrive, but the newest known ones have not been folded yet."""
-    DISCONNECTED = "disconnected"
-    """The bus is away: what is shown is the last that was known."""
-
-
-Listener = Callable[[Recorded | None], None]
-"""Called in the event loop after each folded event (with it), and after a new beat or a change of the link (None)."""
 
 
 class Sight(Protocol):
@@ -35,8 +20,10 @@ class Sight(Protocol):
         ...
 
     @property
-    def link(self) -> Link: ...
+    def synced(self) -> bool:
+        """Whether events are being followed; False: what is shown is the last that was known."""
+        ...
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Register `listener`; the returned function takes it away again."""
+    def listening(self, listener: Callable[[Any], None], /) -> AbstractContextManager[None]:
+        """Call `listener` in the event loop with every change: a `Recorded` once folded, a `NodeBeat`, a resync."""
         ...

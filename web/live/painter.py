@@ -1,0 +1,135 @@
+"""The painter: when something changed it compares what the page should show with what it last sent, and draws the difference.
+
+Comparing views (a few hundred small values) instead of tracking which event touches which fragment makes a missed
+update impossible: what is shown is always a function of the newest state.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from controlplane.envelope import Recorded
+from web.live.frame import partial
+from web.live.hub import Hub
+from web.live.sight import Sight
+from web.views.figures import slug
+from web.views.recent import Recent
+from web.views.scene import Scene, event_list, request_log, scene
+
+_log = structlog.get_logger(__name__)
+
+FRAME_S: Final = 0.1
+"""At most ten frames a second: faster than that nobody reads."""
+LOG_S: Final = 0.5
+"""The request log and the event list are long; twice a second is as live as a list can be read."""
+
+
+class Draw(Protocol):
+    """Render one fragment: the name of its template and its view, to HTML whose root has the fragment's id."""
+
+    def __call__(self, template: str, view: object) -> str: ...
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """`parent`: the list that contains it; when the list is drawn again, it is drawn with it."""
+
+    template: str
+    view: object
+    parent: str = ""
+
+
+def fragments(shown: Scene) -> dict[str, Fragment]:
+    """What is drawn as it happens, by element id. Lists carry their keys only: they change when a member comes or goes."""
+    found = {
+        "plane": Fragment("plane", shown.head),
+        "slots": Fragment("slots", tuple(d.device for d in shown.devices)),
+        "pools": Fragment("pools", tuple(p.node for p in shown.pools)),
+        "waiters": Fragment("waiters", shown.waiters),
+        "models": Fragment("models", tuple(m.model for m in shown.models)),
+    }
+    for device in shown.devices:
+        found[f"device-{slug(device.device)}"] = Fragment("device", device, "slots")
+    for pool in shown.pools:
+        found[f"pool-{slug(pool.node)}"] = Fragment("pool", pool, "pools")
+    for model in shown.models:
+        found[f"model-{slug(model.model)}"] = Fragment("model", model, "models")
+    return found
+
+
+class Painter:
+    """Follows a sight and keeps a hub's fragments true."""
+
+    def __init__(self, sight: Sight, hub: Hub, draw: Draw, recent: Recent | None = None) -> None:
+        self.sight, self.hub, self.recent = sight, hub, recent or Recent()
+        self._draw = draw
+        self._shown: dict[str, Fragment] = {}
+        self._lists: dict[str, object] = {}
+        self._lists_at = 0.0
+        self._changed = asyncio.Event()
+        self.resynced: Callable[[], None] | None = None
+        """Called when events were skipped: whoever can read the log fills `recent` again."""
+
+    def noticed(self, change: object) -> None:
+        """Take in a change of the sight. Quick: it only marks."""
+        if isinstance(change, Recorded):
+            self.recent.add(change)
+        elif self.resynced is not None and type(change).__name__ == "Resynced":
+            self.resynced()
+        self._changed.set()
+
+    def scene(self) -> Scene:
+        return scene(self.sight.fleet, self.sight.beats, self.sight.synced, self.recent)
+
+    async def run(self) -> None:
+        """Paint for ever, at most every `FRAME_S`, and only while somebody looks."""
+        with self.sight.listening(self.noticed):
+            while True:
+                await self.hub.watched()
+                await self._changed.wait()
+                self._changed.clear()
+                try:
+                    later = self.paint()
+                except Exception:
+                    _log.exception("live.paint", position=self.sight.fleet.position)
+                    later = False
+                await asyncio.sleep(FRAME_S)
+                if later or self.sight.synced != self._synced:
+                    self._changed.set()
+
+    _synced = False
+
+    def paint(self, *, all_lists: bool = False) -> bool:
+        """Publish what differs from the last frame, if anything does. True: a list was put off and is due soon."""
+        self._synced = self.sight.synced
+        shown = self.scene()
+        wanted = fragments(shown)
+        changed = {name for name, fragment in wanted.items() if self._shown.get(name) != fragment}
+        pieces = {name: self._piece(name, wanted[name], shown) for name in changed if wanted[name].parent not in changed}
+        late = self._paint_lists(pieces, all_lists)
+        gone = [name for name in self._shown if name not in wanted]
+        gone += [name for name in changed if name not in pieces]
+        self._shown = wanted
+        if pieces or gone:
+            self.hub.publish(pieces, gone)
+        return late
+
+    def _piece(self, name: str, fragment: Fragment, shown: Scene) -> bytes:
+        lists: Mapping[str, object] = {"slots": shown.devices, "pools": shown.pools, "models": shown.models}
+        return partial(name, self._draw(fragment.template, lists.get(name, fragment.view)))
+
+    def _paint_lists(self, pieces: dict[str, bytes], now: bool) -> bool:
+        if not now and monotonic() - self._lists_at < LOG_S:
+            return True
+        self._lists_at = monotonic()
+        views: dict[str, object] = {
+            "requests": request_log(self.sight.fleet, self.recent), "events": event_list(self.recent),
+        }  # fmt: skip
+        for name, view in views.items():
+            if self._lists.get(name) != view:
+                self._lists[name] = view
+                pieces[name] = partial(name, self._draw(name, view))
+        return False

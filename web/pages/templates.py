@@ -1,0 +1,61 @@
+"""The template environment: escaped by default, strict about names, with our figures as filters and assets by digest."""
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import jinja2
+import msgspec
+
+from web.views import figures, slots
+
+TEMPLATES: Final = Path(__file__).parent.parent / "templates"
+STATIC: Final = Path(__file__).parent.parent / "static"
+
+
+class Site(msgspec.Struct, frozen=True):
+    """What examples on the pages show: the base URL callers use, and a shell expression that gives a token."""
+
+    url: str
+    token: str = "$ENGINEHOUSE_TOKEN"  # noqa: S105 (a variable's name)
+
+
+@cache
+def _digest(name: str) -> bytes:
+    return hashlib.sha384((STATIC / name).read_bytes()).digest()
+
+
+def asset(name: str) -> str:
+    """URL of a static file that changes with its content, so that it may be cached for ever."""
+    return f"/static/{name}?v={_digest(name).hex()[:12]}"
+
+
+def integrity(name: str) -> str:
+    """Subresource integrity of a static file."""
+    return f"sha384-{base64.b64encode(_digest(name)).decode()}"
+
+
+class Templates:
+    """Renders pages (`page`) and single fragments (`draw`)."""
+
+    def __init__(self, site: Site) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
+            trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+        )  # fmt: skip
+        self._environment.globals.update(asset=asset, integrity=integrity, site=site)
+        self._environment.filters.update(
+            size=figures.size, span=figures.span, count=figures.count, rate=figures.rate, clock=figures.clock,
+            iso=figures.iso, day=figures.day, share=figures.share, slug=figures.slug, short=figures.short,
+            described=slots.described,
+        )  # fmt: skip
+        self._fragments = self._environment.get_template("fragments.html").module
+
+    def page(self, name: str, **values: object) -> str:
+        return self._environment.get_template(name).render(values)
+
+    def draw(self, template: str, view: object) -> str:
+        """Render the macro `template` of fragments.html with its view."""
+        return str(getattr(self._fragments, template)(view))

@@ -1,0 +1,1 @@
+"""Views: pure functions from state to what a page shows. No clock, no I/O; ages are worked out by the reader's browser."""

@@ -1,0 +1,44 @@
+"""The head of every page: how this process stands to the log, and the nodes."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from controlplane.fleet import Fleet
+from controlplane.subjects import NodeBeat
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    node: str
+    heard: bool
+    version: str
+    pool_ok: bool
+
+
+class PlaneHead(msgspec.Struct, frozen=True, kw_only=True):
+    tone: str
+    """`up`, `climb` (lagging) or `failed` (disconnected)."""
+    words: str
+    position: int
+    epoch: int
+    nodes: tuple[NodeView, ...]
+    running: int
+    waiting: int
+
+
+def plane(fleet: Fleet, beats: Mapping[str, NodeBeat], synced: bool) -> PlaneHead:
+    if synced:
+        tone, words = "up", "live"
+    elif fleet.position:
+        tone, words = "failed", "disconnected from the log"
+    else:
+        tone, words = "climb", "connecting"
+    running = sum(request.instance is not None for request in fleet.requests.values())
+    nodes = (
+        NodeView(n.node, n.heard, n.version, beats[n.node].pool_ok if n.node in beats else True)
+        for n in sorted(fleet.nodes.values(), key=lambda n: n.node)
+    )
+    return PlaneHead(
+        tone=tone, words=words, position=fleet.position, epoch=fleet.epoch, nodes=tuple(nodes), running=running,
+        waiting=len(fleet.requests) - running,
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""Everything the live page shows at one moment, as values that can be compared: what differs is drawn again."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from controlplane.fleet import Fleet
+from controlplane.subjects import NodeBeat
+from web.views.events import EventRow
+from web.views.models import ModelRow, models
+from web.views.plane import PlaneHead, plane
+from web.views.pool import PoolView, pools
+from web.views.recent import Recent
+from web.views.requests import RequestRow, opened
+from web.views.slots import DeviceView, devices
+from web.views.waiters import WaitersView, waiters
+
+RUNNING_SHOWN = 25
+"""Open requests at the head of the log; a fuller plane is told by the counters in the page's head."""
+
+
+class RequestLog(msgspec.Struct, frozen=True):
+    open: tuple[RequestRow, ...]
+    ended: tuple[RequestRow, ...]
+    models: tuple[str, ...]
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    head: PlaneHead
+    devices: tuple[DeviceView, ...]
+    pools: tuple[PoolView, ...]
+    waiters: WaitersView
+    models: tuple[ModelRow, ...]
+
+
+def scene(fleet: Fleet, beats: Mapping[str, NodeBeat], synced: bool, recent: Recent) -> Scene:
+    """What is drawn as it happens."""
+    return Scene(
+        head=plane(fleet, beats, synced), devices=devices(fleet, beats), pools=pools(fleet, beats), waiters=waiters(fleet),
+        models=models(fleet, beats, recent.failures),
+    )  # fmt: skip
+
+
+def request_log(fleet: Fleet, recent: Recent) -> RequestLog:
+    """The newest open requests, then the last that ended."""
+    running = sorted(fleet.requests.values(), key=lambda r: -r.order)[:RUNNING_SHOWN]
+    names = tuple(sorted(m.model for m in fleet.models.values() if not m.retired))
+    return RequestLog(tuple(opened(r) for r in running), recent.ended_requests(), names)
+
+
+def event_list(recent: Recent) -> tuple[EventRow, ...]:
+    return recent.events()

@@ -1,0 +1,168 @@
+"""One sentence per event: what happened, with its numbers."""
+
+from typing import assert_never
+
+from controlplane.events import (
+    AnyEvent,
+    ConfigurationFound,
+    DeviceDeclared,
+    DeviceWithdrawn,
+    GatewayClosed,
+    GatewayOpened,
+    GrantGiven,
+    GrantReturned,
+    InstanceCreated,
+    InstanceDirected,
+    InstanceEnded,
+    InstanceFailed,
+    InstanceOverdue,
+    InstanceSlept,
+    InstanceUp,
+    ModelCleared,
+    ModelInspected,
+    ModelRegistered,
+    ModelRejected,
+    ModelRetired,
+    ModelRevised,
+    ModelSetBack,
+    NodeFellSilent,
+    NodeHeardAgain,
+    NodeJoined,
+    OperationFailed,
+    OperationRequested,
+    OperationSucceeded,
+    ReignBegan,
+    RequestAccepted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestQueued,
+    RequestRouted,
+    SettingsApplied,
+    SkeletonMeasured,
+    WeightsDismissed,
+    WeightsDropped,
+    WeightsStaged,
+)
+from web.views.figures import share, short, size, span
+
+
+def sentence(event: AnyEvent) -> str:
+    """Say what happened."""
+    match event:
+        case RequestAccepted() as e:
+            return f"{e.kind} for {e.model}, {size(e.prompt_bytes)} of prompt"
+        case RequestQueued() as e:
+            return f"waits at place {e.place}: {e.reason}"
+        case RequestRouted() as e:
+            again = f", attempt {e.attempt}" if e.attempt > 1 else ""
+            return f"{e.model} runs on {short(e.instance)}{again}"
+        case RequestInterrupted() as e:
+            return f"{short(e.instance)} was lost ({e.code}); queued again"
+        case RequestFinished() as e:
+            return f"{e.model}: {e.completion_tokens} tokens in {span(e.took_ms)}, {e.finish_reason}"
+        case RequestFailed() as e:
+            return f"{e.model} failed ({e.code}): {e.message}"
+        case RequestCancelled() as e:
+            return f"{e.model} cancelled by {e.by} while {e.phase}, {e.completion_tokens} tokens so far"
+        case GrantGiven() as e:
+            return f"{short(e.instance)} holds {share(e.cells)} from cell {e.offset}"
+        case GrantReturned() as e:
+            return f"{short(e.instance)} gave back grant {e.grant}"
+        case _:
+            return _of_instances(event)
+
+
+def _of_instances(event: AnyEvent) -> str:
+    match event:
+        case InstanceCreated() as e:
+            return f"new on {e.node}, configuration {short(e.configuration)}"
+        case InstanceDirected() as e:
+            goal = f"{e.rung.value} with {e.model}" if e.model else e.rung.value
+            room = f", makes room for {e.victim_of}" if e.victim_of else ""
+            return f"to {goal} ({e.code}{room})"
+        case InstanceUp() as e:
+            return f"serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
+        case InstanceSlept() as e:
+            return f"asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
+        case InstanceEnded() as e:
+            return f"process ended after {span(e.took_ms)}"
+        case InstanceFailed() as e:
+            return f"failed at {e.step or e.rung.value} ({e.code}): {e.message}"
+        case InstanceOverdue() as e:
+            return f"nothing heard for {span(e.waited_ms)}: overdue"
+        case OperationRequested() as e:
+            return f"{e.kind} {e.model or e.instance or ''}".strip()
+        case OperationSucceeded() as e:
+            note = f": {e.note}" if e.note else f" in {span(e.took_ms)}"
+            return f"{e.kind} {e.model or e.instance or ''} done{note}"
+        case OperationFailed() as e:
+            return f"{e.kind} {e.model or e.instance or ''} failed ({e.code}): {e.message}"
+        case _:
+            return _of_models(event)
+
+
+def _of_models(event: AnyEvent) -> str:
+    match event:
+        case ModelRegistered() as e:
+            return f"registered from {e.origin}, {e.spec.engine}"
+        case ModelRevised() as e:
+            return f"revision {e.revision}: {', '.join(e.fields)}{'' if e.hard else ' (at once)'}"
+        case ModelRetired():
+            return "retired"
+        case ModelInspected() as e:
+            return f"{e.facts.architecture}, {size(e.facts.weight_bytes)} of weights, seen by {e.inspected_by}"
+        case ModelRejected() as e:
+            return f"rejected ({e.code}): {e.message}"
+        case ModelSetBack() as e:
+            return f"backs off after failure {e.failures} ({e.code}): {e.message}"
+        case ModelCleared():
+            return "may start again"
+        case ConfigurationFound() as e:
+            return f"{e.engine}, {e.architecture}"
+        case SkeletonMeasured() as e:
+            return f"a skeleton takes {size(e.size_bytes)}"
+        case WeightsStaged() as e:
+            read = f"{size(e.read_bytes)} read in {span(e.took_ms)}" if e.read_bytes else "the pool had them"
+            return f"{size(e.size_bytes)} for {e.model}: {read}"
+        case WeightsDismissed() as e:
+            return f"told to leave the pool ({e.code})"
+        case WeightsDropped() as e:
+            return f"left the pool ({e.code})"
+        case _:
+            return _of_the_plane(event)
+
+
+def _of_the_plane(event: AnyEvent) -> str:
+    match event:
+        case ReignBegan() as e:
+            return f"decider on {e.host} leads, epoch {e.epoch}"
+        case GatewayOpened() as e:
+            return f"web on {e.host}, pid {e.pid}"
+        case GatewayClosed() as e:
+            return f"web closed ({e.code})"
+        case SettingsApplied() as e:
+            changes = f"{len(e.added)} added, {len(e.revised)} revised, {len(e.retired)} retired"
+            return f"settings: {changes}, {e.unchanged} unchanged"
+        case NodeJoined() as e:
+            return f"joined from {e.address}, pool of {size(e.pool_budget_bytes)}"
+        case NodeFellSilent():
+            return "fell silent; its grants stay granted"
+        case NodeHeardAgain():
+            return "heard again"
+        case DeviceDeclared() as e:
+            return f"{e.name} ({e.kind}), {size(e.size_bytes)}"
+        case DeviceWithdrawn():
+            return "withdrawn"
+        case (
+            RequestAccepted() | RequestQueued() | RequestRouted() | RequestInterrupted() | RequestFinished() | RequestFailed()
+            | RequestCancelled() | GrantGiven() | GrantReturned() | InstanceCreated() | InstanceDirected() | InstanceUp()
+            | InstanceSlept() | InstanceEnded() | InstanceFailed() | InstanceOverdue() | OperationRequested()
+            | OperationSucceeded() | OperationFailed() | ModelRegistered() | ModelRevised() | ModelRetired() | ModelInspected()
+            | ModelRejected() | ModelSetBack() | ModelCleared() | ConfigurationFound() | SkeletonMeasured() | WeightsStaged()
+            | WeightsDismissed() | WeightsDropped()
+        ):  # fmt: skip
+            raise AssertionError("said before")
+        case _ as unreachable:
+            assert_never(unreachable)

@@ -1,0 +1,87 @@
+"""How an instance stands, in a tone and in words: the same words wherever a page speaks of it."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from controlplane.fleet import Fleet, Instance
+from controlplane.rungs import Activity, Health, Rung
+from controlplane.subjects import InstanceBeat, NodeBeat
+from controlplane.subjects import Progress as Reported
+
+CAUSES = {
+    "request": "for a request", "load": "on request of an operator", "idle": "idle for long enough", "evicted": "makes room",
+    "operator": "on request of an operator", "retired": "its model is retired", "failed": "after a failure",
+}  # fmt: skip
+"""Directive code -> why, as it reads after a colon."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a step is. `total` 0: nobody knows how much there is."""
+
+    step: str
+    done: int
+    total: int
+    in_bytes: bool
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """`tone` is the colour class: up, climb, descend, sleep, cold, failed."""
+
+    tone: str
+    words: str
+    since_ms: int
+    why: str = ""
+    progress: Progress | None = None
+    overdue: bool = False
+
+
+def reported(beats: Mapping[str, NodeBeat], node: str | None, subject: str) -> Progress | None:
+    """The last progress that a node (None: any) told of `subject` (an instance, or `model:<name>`)."""
+    for beat in beats.values() if node is None else filter(None, (beats.get(node),)):
+        for progress in beat.progress:
+            if progress.subject == subject:
+                return _progress(progress)
+    return None
+
+
+def _progress(told: Reported) -> Progress:
+    done = max(told.done, 0)
+    done = min(done, told.total) if told.total > 0 else done
+    return Progress(told.step.replace("_", " "), done, told.total, told.unit == "bytes")
+
+
+def beat_of(beats: Mapping[str, NodeBeat], instance: Instance) -> InstanceBeat | None:
+    node = beats.get(instance.node)
+    return next((b for b in node.instances if b.instance == instance.instance), None) if node else None
+
+
+def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) -> Standing:
+    """Say where the instance is and what it does."""
+    directive = instance.directive
+    overdue = directive is not None and directive.overdue
+    node = fleet.nodes.get(instance.node)
+    if instance.health is not Health.OK:
+        return Standing(tone="failed", words=instance.health.value, since_ms=instance.since_ms)
+    if node is not None and not node.heard:
+        return Standing(tone="failed", words=f"{instance.rung.value}, node is silent", since_ms=instance.since_ms)
+    if directive is None or instance.activity is Activity.SETTLED:
+        tone = {Rung.UP: "up", Rung.COLD: "cold"}.get(instance.rung, "sleep")
+        return Standing(tone=tone, words="asleep" if tone == "sleep" else instance.rung.value, since_ms=instance.since_ms)
+    progress = reported(beats, instance.node, instance.instance)
+    if progress is None and directive.model is not None:
+        progress = reported(beats, instance.node, f"model:{directive.model}")
+    why = f"makes room for {directive.victim_of}" if directive.victim_of else CAUSES.get(directive.code, directive.code)
+    if instance.activity is Activity.CLIMBING:
+        start = {Rung.COLD: "starting", Rung.UP: "switching"}.get(instance.rung, "waking")
+        return Standing(tone="climb", words=start, since_ms=directive.at_ms, why=why, progress=progress, overdue=overdue)
+    words = "stopping" if directive.rung is Rung.COLD else "going to sleep"
+    return Standing(tone="descend", words=words, since_ms=directive.at_ms, why=why, progress=progress, overdue=overdue)
+
+
+def shown_model(instance: Instance) -> str | None:
+    """The model to name it by: the one it serves or is on its way to serve; asleep, the last one."""
+    directive = instance.directive
+    if directive is not None and directive.rung is Rung.UP and directive.model is not None:
+        return directive.model
+    return instance.model
