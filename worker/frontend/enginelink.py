@@ -42,6 +42,8 @@ class EngineLink:
         self._connection: _Connection | None = None
         self._pidfd = -1
         self._deadline: asyncio.TimerHandle | None = None
+        self._dead = False
+        """The last engine is, and no other has come."""
 
     @property
     def up(self) -> bool:
@@ -66,6 +68,8 @@ class EngineLink:
         """Send, if the engine is there; what it missed is settled when it connects, or when it is taken for dead."""
         if self._connection is not None:
             self._connection.send(message)
+        elif self._dead:
+            asyncio.get_running_loop().call_soon(self._gone)
         elif self._deadline is None:
             self._await_engine()
 
@@ -75,7 +79,7 @@ class EngineLink:
             self._connection.cut()
         self._stop_waiting()
         self._forget_process()
-        self._connection = connection
+        self._connection, self._dead = connection, False
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -111,7 +115,9 @@ class EngineLink:
     def _gone(self) -> None:
         self._stop_waiting()
         self._forget_process()
-        self._listener.lost()
+        if self._connection is None:
+            self._dead = True
+            self._listener.lost()
 
     def _await_engine(self) -> None:
         self._deadline = asyncio.get_running_loop().call_later(LOST_S, self._gone)

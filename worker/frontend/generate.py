@@ -1,6 +1,7 @@
 """From a request's body to what the engine gets: ids, sampling, limits."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -35,14 +36,14 @@ async def opened(wish: Wish, serving: Serving) -> Opened:
     if wish.kind not in ("chat", "completion"):
         raise Invalid(f"'kind' must be 'chat' or 'completion', not {wish.kind!r}", "kind")
     want = wanted(wish.body)
-    text_side = load(serving.source)
+    text_side = load(Path(serving.source))
     if size(wish.body) > LONG_BYTES:
         ids = await asyncio.to_thread(prompt_ids, text_side, wish.kind, wish.body)
     else:
         ids = prompt_ids(text_side, wish.kind, wish.body)
     most = room(len(ids), want.max_tokens, serving.context_tokens, wish)
     return Opened(
-        request=wish.request, attempt=wish.attempt, model=wish.model, grant=wish.grant, source=str(serving.source),
+        request=wish.request, attempt=wish.attempt, model=wish.model, grant=wish.grant, source=serving.source,
         prompt=tuple(ids), stops=want.stops, sampling=_with(want.sampling, most, text_side),
     )  # fmt: skip
 

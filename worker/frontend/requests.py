@@ -78,6 +78,12 @@ class Requests:
         if not inflight.engine_done:
             self._send(Abort(request=inflight.opened.key))
 
+    def abort_all(self) -> None:
+        """The worker's drain deadline has passed."""
+        for inflight in list(self._inflight.values()):
+            if inflight.closed is None:
+                self.abort(inflight)
+
     def read_by(self, inflight: Inflight, reader: object) -> None:
         """`reader` reads from now on; another one that did stops."""
         inflight.reader = reader

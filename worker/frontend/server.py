@@ -69,14 +69,17 @@ class Frontend:
     async def _serve(self, request: web.Request) -> web.Response:
         serving = _serving.decode(await request.read())
         try:
-            await asyncio.to_thread(load, serving.source)
+            await asyncio.to_thread(load, Path(serving.source))
         except ValueError as error:
             return refusal(400, "bad_source", str(error))
         await self._admission.open(serving)
         return self._told()
 
-    async def _shut(self, _: web.Request) -> web.Response:
+    async def _shut(self, request: web.Request) -> web.Response:
+        """Admit nothing more; with `?abort=1` also end what still runs, with a typed error."""
         await self._admission.shut()
+        if request.query.get("abort") == "1":
+            self._requests.abort_all()
         return self._told()
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -84,7 +87,7 @@ class Frontend:
 
     def _told(self) -> web.Response:
         return answer({
-            "serving": msgspec.to_builtins(self._admission.serving, enc_hook=str), "running": self._requests.running(),
+            "serving": msgspec.to_builtins(self._admission.serving), "running": self._requests.running(),
             "engine_connected": self._link.up, "tokens_per_s": self._requests.tokens_per_s(),
         })  # fmt: skip
 

@@ -1,7 +1,6 @@
 """What this frontend serves: one model under one grant, as the worker says."""
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,7 +14,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     grant: int
     weight_set: str
-    source: Path
+    source: str
     """Directory with tokenizer, configuration and chat template."""
     context_tokens: int
     engine: str
