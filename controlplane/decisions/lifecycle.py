@@ -1,0 +1,191 @@
+"""What workers report of their instances and weights. A repeated report changes nothing; a stale one is refused."""
+
+from controlplane.commands import ReportDropped, ReportEnded, ReportFailed, ReportSlept, ReportStaged, ReportUp
+from controlplane.decisions import endings, operations
+from controlplane.decisions.draft import Draft
+from controlplane.decisions.limits import CLIMBS, MEASURED_ANEW, back_off_ms
+from controlplane.decisions.schedule import advance
+from controlplane.decisions.verdict import fail, loads
+from controlplane.events import (
+    GrantReturned,
+    InstanceEnded,
+    InstanceFailed,
+    InstanceSlept,
+    InstanceUp,
+    ModelCleared,
+    ModelSetBack,
+    SkeletonMeasured,
+    WeightsDropped,
+    WeightsStaged,
+)
+from controlplane.fleet.members import Directive, Instance
+from controlplane.refusal import Code, Refused
+from controlplane.rungs import Rung
+
+
+def up(draft: Draft, report: ReportUp) -> None:
+    """It serves. Reported again with another endpoint (its frontend was restarted), it is recorded again."""
+    instance, directive = _answered(draft, report, Rung.UP)
+    if (report.model, report.revision, report.grant) != (directive.model, directive.revision, directive.grant):
+        raise _stale(report)
+    if instance.directive_settled and (instance.endpoint, instance.pid) == (report.endpoint, report.pid):
+        return
+    first = not instance.directive_settled
+    draft.emit(
+        InstanceUp(
+            node=report.node, instance=report.instance, directive=report.directive, model=report.model,
+            revision=report.revision, weight_set=report.weight_set, grant=report.grant, endpoint=report.endpoint,
+            pid=report.pid, took_ms=report.took_ms, bytes_mapped=report.bytes_mapped, bytes_used=report.bytes_used,
+            check=report.check, steps=report.steps,
+        ),
+        operation=directive.operation, because=directive.number,
+    )  # fmt: skip
+    if not first:
+        return
+    model = draft.fleet.models.get(report.model)
+    if model is not None and model.set_back is not None:
+        draft.emit(ModelCleared(model=report.model), operation=directive.operation)
+    configuration = draft.fleet.configurations.get(instance.configuration)
+    if configuration and configuration.skeleton_bytes is None and model and model.facts:
+        _measured(draft, instance, report.bytes_used - report.bytes_mapped - model.facts.kv_bytes, directive)
+    _settled(draft)
+
+
+def slept(draft: Draft, report: ReportSlept) -> None:
+    instance, directive = _answered(draft, report, Rung.SLEEP)
+    if instance.directive_settled:
+        return
+    draft.emit(
+        InstanceSlept(
+            node=report.node, instance=report.instance, directive=report.directive, pid=report.pid, took_ms=report.took_ms,
+            bytes_used=report.bytes_used, steps=report.steps,
+        ),
+        operation=directive.operation, because=directive.number,
+    )  # fmt: skip
+    _return_grant(draft, instance, directive.operation)
+    _measured(draft, instance, report.bytes_used, directive)
+    _settled(draft)
+
+
+def ended(draft: Draft, report: ReportEnded) -> None:
+    """Cold and gone. A later order to go cold than the one that the worker answers asks for the same."""
+    instance = draft.fleet.instances.get(report.instance)
+    if instance is None:
+        return
+    directive = instance.directive
+    if directive is None or directive.rung is not Rung.COLD or instance.node != report.node:
+        raise _stale(report)
+    event = InstanceEnded(
+        node=report.node, instance=report.instance, directive=report.directive, took_ms=report.took_ms
+    )  # fmt: skip
+    draft.emit(event, operation=directive.operation, because=directive.number)
+    _return_grant(draft, instance, directive.operation)
+    _settled(draft)
+
+
+def failed(draft: Draft, report: ReportFailed) -> None:
+    """It is gone, whatever it was told last. A failed start sets its model back; a death of what was up does not."""
+    instance = draft.fleet.instances.get(report.instance)
+    if instance is None:
+        return
+    directive = instance.directive
+    if instance.node != report.node or directive is None or report.directive > directive.number:
+        raise _stale(report)
+    lose(draft, instance, step=report.step, code=report.code, message=report.message)
+    if directive.rung is Rung.UP and not instance.directive_settled and directive.model is not None:
+        set_back(
+            draft, directive.model, directive.revision, code=report.code, message=report.message, operation=directive.operation
+        )
+    _settled(draft)
+
+
+def lose(draft: Draft, instance: Instance, *, step: str, code: str, message: str) -> None:
+    """Record the end of an instance that was not asked to end."""
+    directive = instance.directive
+    operation = directive.operation if directive else None
+    draft.emit(
+        InstanceFailed(
+            node=instance.node, instance=instance.instance, directive=directive.number if directive else 0, rung=instance.rung,
+            step=step, code=code, message=message,
+        ),
+        operation=operation, because=directive.number if directive else None,
+    )  # fmt: skip
+    _return_grant(draft, instance, operation)
+
+
+def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str, operation: str | None = None) -> None:
+    """A start failed: back off, and end those who have seen enough failures. An older revision's failure counts for nobody."""
+    model = draft.fleet.models.get(name)
+    if model is None or model.retired or model.revision != revision:
+        return
+    failures = (model.set_back.failures if model.set_back else 0) + 1
+    retry_at = draft.now + back_off_ms(failures)
+    draft.emit(
+        ModelSetBack(model=name, failures=failures, retry_at_ms=retry_at, code=code, message=message), operation=operation
+    )
+    for waiting in draft.fleet.waiting.get(name, ()):
+        request = draft.fleet.requests[waiting]
+        if request.failed_climbs >= CLIMBS:
+            endings.fail(draft, request, "load_failed", f"{name} failed to start {failures} times, last: {message}")
+    for load in loads(draft.fleet, name):
+        fail(draft, load, code, message)
+
+
+def staged(draft: Draft, report: ReportStaged) -> None:
+    known = draft.fleet.weights.get(f"{report.node}/{report.weight_set}")
+    if known is not None and not known.dismissed and (report.model, report.revision) in known.models:
+        return
+    draft.emit(
+        WeightsStaged(
+            node=report.node, weight_set=report.weight_set, model=report.model, revision=report.revision,
+            size_bytes=report.size_bytes, took_ms=report.took_ms, read_bytes=report.read_bytes,
+        )
+    )  # fmt: skip
+    advance(draft)
+
+
+def dropped(draft: Draft, report: ReportDropped) -> None:
+    if f"{report.node}/{report.weight_set}" not in draft.fleet.weights:
+        return
+    draft.emit(WeightsDropped(node=report.node, weight_set=report.weight_set, code=report.code))
+    advance(draft)
+
+
+def _answered(draft: Draft, report: ReportUp | ReportSlept, rung: Rung) -> tuple[Instance, Directive]:
+    """The instance and the directive that the report answers. Raises Refused (STALE) when that is not its last one."""
+    instance = draft.fleet.instances.get(report.instance)
+    directive = instance.directive if instance else None
+    if instance is None or directive is None or instance.node != report.node:
+        raise _stale(report)
+    if directive.number != report.directive or directive.rung is not rung:
+        raise _stale(report)
+    return instance, directive
+
+
+def _stale(report: ReportUp | ReportSlept | ReportEnded | ReportFailed) -> Refused:
+    message = f"directive {report.directive} of {report.instance} has been superseded, or the instance is gone"
+    return Refused(Code.STALE, message, instance=report.instance, directive=report.directive)
+
+
+def _return_grant(draft: Draft, instance: Instance, operation: str | None) -> None:
+    grant = draft.fleet.grants.get(instance.grant or 0)
+    if grant is not None:
+        event = GrantReturned(node=grant.node, device=grant.device, instance=grant.instance, grant=grant.number)
+        draft.emit(event, operation=operation)
+
+
+def _measured(draft: Draft, instance: Instance, size: int, directive: Directive) -> None:
+    """Correct the configuration's skeleton, when it is known and the new figure is another one."""
+    known = draft.fleet.configurations.get(instance.configuration)
+    if known is None or size <= 0:
+        return
+    before = known.skeleton_bytes
+    if before is None or abs(size - before) > MEASURED_ANEW * before:
+        event = SkeletonMeasured(configuration=instance.configuration, size_bytes=size)
+        draft.emit(event, operation=directive.operation)
+
+
+def _settled(draft: Draft) -> None:
+    """Something stands still again: finish the operations that asked for it, and move the queue on."""
+    advance(draft)
+    operations.pursue(draft)

@@ -1,0 +1,126 @@
+"""Who takes part: nodes and their devices, gateways, the reigning decider."""
+
+from controlplane.commands import BeginReign, CloseGateway, Hello, NodeHeard, NodeSilent, OpenGateway
+from controlplane.decisions import endings, lifecycle, operations
+from controlplane.decisions.draft import Draft
+from controlplane.decisions.needs import cannot_fit
+from controlplane.decisions.schedule import advance
+from controlplane.events import (
+    DeviceDeclared,
+    DeviceWithdrawn,
+    GatewayClosed,
+    GatewayOpened,
+    ModelCleared,
+    NodeFellSilent,
+    NodeHeardAgain,
+    NodeJoined,
+    ReignBegan,
+    WeightsDropped,
+)
+from controlplane.fleet.members import Node
+from controlplane.refusal import Code, Refused
+from controlplane.rungs import Rung
+
+
+def begin_reign(draft: Draft, command: BeginReign) -> None:
+    draft.emit(ReignBegan(host=command.host, pid=command.pid, epoch=command.epoch))
+
+
+def hello(draft: Draft, command: Hello) -> None:
+    """A worker says what is there. What the plane believes to be there and is not, is gone."""
+    known = draft.fleet.nodes.get(command.node)
+    if _joins(known, command):
+        draft.emit(
+            NodeJoined(
+                node=command.node, address=command.address, incarnation=command.incarnation, boot=command.boot,
+                pool_budget_bytes=command.pool_budget_bytes, version=command.version,
+            )
+        )  # fmt: skip
+    elif known is not None and not known.heard:
+        draft.emit(NodeHeardAgain(node=command.node))
+    _instances(draft, command)
+    _devices(draft, command)
+    for weights in draft.fleet.weights.values():
+        if weights.node == command.node and weights.weight_set not in command.weight_sets:
+            draft.emit(WeightsDropped(node=command.node, weight_set=weights.weight_set, code="lost"))
+    for model in draft.fleet.models.values():
+        if model.rejection is not None and model.rejection.code == Code.CANNOT_FIT and not cannot_fit(draft.fleet, model):
+            draft.emit(ModelCleared(model=model.model))  # the fleet has grown
+    advance(draft)
+    operations.pursue(draft)
+
+
+def _joins(known: Node | None, command: Hello) -> bool:
+    return known is None or (known.address, known.incarnation, known.boot, known.pool_budget_bytes, known.version) != (
+        command.address, command.incarnation, command.boot, command.pool_budget_bytes, command.version,
+    )  # fmt: skip
+
+
+def _instances(draft: Draft, command: Hello) -> None:
+    """What was there (asleep or up) and was not found is lost. What is still cold has not begun: its worker will see to it."""
+    found = {instance.instance for instance in command.instances}
+    for instance in draft.fleet.instances.values():
+        if instance.node == command.node and instance.rung is not Rung.COLD and instance.instance not in found:
+            message = f"{instance.instance} was not found on {command.node} when its worker looked"
+            lifecycle.lose(draft, instance, step="adopt", code="lost", message=message)
+
+
+def _devices(draft: Draft, command: Hello) -> None:
+    for found in command.devices:
+        known = draft.fleet.devices.get(found.device)
+        before = (known.node, known.name, known.kind, known.size_bytes) if known else None
+        if before != (command.node, found.name, found.kind, found.size_bytes):
+            draft.emit(
+                DeviceDeclared(
+                    node=command.node, device=found.device, name=found.name, kind=found.kind, size_bytes=found.size_bytes
+                )
+            )
+    declared = {found.device for found in command.devices}
+    used = {grant.device for grant in draft.fleet.grants.values()} | {i.device for i in draft.fleet.instances.values()}
+    for device in draft.fleet.devices.values():
+        # One that is still in use stays until a later hello finds it free.
+        if device.node == command.node and device.device not in declared and device.device not in used:
+            draft.emit(DeviceWithdrawn(node=command.node, device=device.device))
+
+
+def node_silent(draft: Draft, command: NodeSilent) -> None:
+    node = draft.fleet.nodes.get(command.node)
+    if node is None:
+        raise Refused(Code.NO_NODE, f"no node is called {command.node}")
+    if node.heard:
+        draft.emit(NodeFellSilent(node=command.node))
+        advance(draft)
+
+
+def node_heard(draft: Draft, command: NodeHeard) -> None:
+    node = draft.fleet.nodes.get(command.node)
+    if node is None:
+        raise Refused(Code.NO_NODE, f"no node is called {command.node}")
+    if not node.heard:
+        draft.emit(NodeHeardAgain(node=command.node))
+        advance(draft)
+
+
+def open_gateway(draft: Draft, command: OpenGateway) -> None:
+    """A web process starts; an earlier one of the same host is gone."""
+    if command.gateway in draft.fleet.gateways:
+        return
+    for other in draft.fleet.gateways.values():
+        if other.host == command.host:
+            _close(draft, other.gateway, "replaced")
+    draft.emit(GatewayOpened(gateway=command.gateway, host=command.host, pid=command.pid))
+    advance(draft)
+
+
+def close_gateway(draft: Draft, command: CloseGateway) -> None:
+    if command.gateway in draft.fleet.gateways:
+        _close(draft, command.gateway, command.code)
+        advance(draft)
+
+
+def _close(draft: Draft, gateway: str, code: str) -> None:
+    """The requests that it held for callers end with it."""
+    for request in list(draft.fleet.requests.values()):
+        if request.gateway == gateway:
+            endings.cancel(draft, request, "gateway")
+    draft.emit(GatewayClosed(gateway=gateway, code=code))

@@ -1,0 +1,127 @@
+"""What a model needs of a device and of a pool, in bytes and cells, and whether any has it."""
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from controlplane.decisions.placement import smallest_share
+from controlplane.fleet.members import Device, Instance, Model
+from controlplane.fleet.state import Fleet
+from controlplane.refusal import Code
+from controlplane.rungs import Rung
+from controlplane.spec import ModelFacts, ModelSpec
+
+SKELETON_BYTES: Final = {"cpu": 512 << 20, "gpu": 3 << 30}
+"""Assumed until a transition has measured it: torch with a small model takes 150-400 MiB, a vLLM context with its graphs
+1-7 GiB."""
+
+
+class CannotFit(msgspec.Struct, frozen=True):
+    """Both numbers of a need that nothing here will ever meet."""
+
+    where: str
+    """`device` or `pool`."""
+    need_bytes: int
+    limit_bytes: int
+
+    def message(self, model: str) -> str:
+        larger = "declare a larger device, or lower the model's kv_bytes"
+        remedy = larger if self.where == "device" else "raise the node's pool_bytes"
+        return (
+            f"{model} needs {self.need_bytes} bytes of one {self.where}, and the largest {self.where} has "
+            f"{self.limit_bytes}: {remedy}"
+        )
+
+
+def skeleton_bytes(fleet: Fleet, model: Model) -> int | None:
+    """As measured, else as the fake engine is told to pretend; None: nobody knows yet."""
+    configuration = fleet.configurations.get(model.facts.configuration) if model.facts else None
+    if configuration is not None and configuration.skeleton_bytes is not None:
+        return configuration.skeleton_bytes
+    told = model.spec.arguments.get("skeleton_bytes") if model.spec.engine == "fake" else None
+    return int(told) if told is not None else None
+
+
+def sure_bytes(fleet: Fleet, model: Model) -> int:
+    """What it takes on a device at the very least: measured and declared bytes, no assumption. 0 before inspection."""
+    if model.facts is None:
+        return 0
+    return model.facts.weight_bytes + model.facts.kv_bytes + (skeleton_bytes(fleet, model) or 0)
+
+
+def device_bytes(fleet: Fleet, model: Model, device: Device) -> int:
+    """What `up` is to take there. An assumption about the skeleton never claims more than the whole device."""
+    sure = sure_bytes(fleet, model)
+    if skeleton_bytes(fleet, model) is not None:
+        return sure
+    return max(sure, min(sure + SKELETON_BYTES.get(device.kind, 0), device.size_bytes))
+
+
+def cells(fleet: Fleet, model: Model, device: Device) -> int | None:
+    """Cells it takes of that device: as its spec says, else the smallest share that holds it; None: it can't fit there."""
+    if sure_bytes(fleet, model) > device.size_bytes:
+        return None
+    if model.spec.cells is not None:
+        return model.spec.cells
+    return smallest_share(device_bytes(fleet, model, device), device.size_bytes)
+
+
+def wanted(fleet: Fleet, model: Model) -> dict[str, int]:
+    """Device -> cells, over all devices of nodes that are heard and whose pool could hold the weights."""
+    weights = model.facts.weight_bytes if model.facts else 0
+    found = {}
+    for device in fleet.devices.values():
+        node = fleet.nodes.get(device.node)
+        if node is None or not node.heard or node.pool_budget_bytes < weights:
+            continue
+        if (count := cells(fleet, model, device)) is not None:
+            found[device.device] = count
+    return found
+
+
+def cannot_fit(fleet: Fleet, model: Model) -> CannotFit | None:
+    """Why no device and pool that the fleet knows, busy or silent or not, could ever hold the model; None: one could.
+
+    A fleet without devices says nothing: they may still come.
+    """
+    if model.facts is None or not fleet.devices:
+        return None
+    sure, weights = sure_bytes(fleet, model), model.facts.weight_bytes
+    fitting = [d.node for d in fleet.devices.values() if cells(fleet, model, d) is not None]
+    if not fitting:
+        return CannotFit("device", sure, max(d.size_bytes for d in fleet.devices.values()))
+    pools = [fleet.nodes[node].pool_budget_bytes for node in fitting if node in fleet.nodes]
+    if pools and max(pools) < weights:
+        return CannotFit("pool", weights, max(pools))
+    return None
+
+
+def told_facts(spec: ModelSpec) -> ModelFacts | None:
+    """What the arguments alone say of the sizes (the fake engine's do); None: the source must be opened first."""
+    weights, kv = spec.arguments.get("weight_bytes"), spec.arguments.get("kv_bytes", 0)
+    if spec.engine != "fake" or weights is None:
+        return None
+    return ModelFacts(configuration="", architecture="", weight_bytes=int(weights), kv_bytes=int(kv), context_tokens=0)
+
+
+def never_fits(fleet: Fleet, model: Model) -> CannotFit | None:
+    """`cannot_fit`, also before a node has inspected the model, as far as its spec gives the numbers."""
+    if model.facts is None:
+        model = replace(model, facts=told_facts(model.spec))
+    return cannot_fit(fleet, model)
+
+
+def refusal_code(code: str) -> Code:
+    """The stable code of a rejection that state holds as text."""
+    return Code.CANNOT_FIT if code == Code.CANNOT_FIT else Code.MODEL_UNUSABLE
+
+
+def held_bytes(fleet: Fleet, instance: Instance) -> int:
+    """The ledger's line for one instance on its device: measured when it stands still, promised while it climbs."""
+    directive = instance.directive
+    if directive is None or directive.rung is not Rung.UP or instance.directive_settled:
+        return instance.bytes_used
+    model, device = fleet.models.get(directive.model or ""), fleet.devices.get(instance.device or "")
+    promised = device_bytes(fleet, model, device) if model and device else 0
+    return max(instance.bytes_used, promised)

@@ -1,0 +1,112 @@
+"""What operators ask for: load, sleep, stop, retry. Each is an operation until the state is as asked, or can't be."""
+
+from controlplane import ids
+from controlplane.commands import Load, Retry, Sleep, Stop
+from controlplane.decisions import standing
+from controlplane.decisions.admission import check_servable, known
+from controlplane.decisions.draft import Draft
+from controlplane.decisions.schedule import advance
+from controlplane.decisions.verdict import fail, loads, succeed
+from controlplane.events import InstanceDirected, ModelCleared, OperationRequested
+from controlplane.fleet.members import Instance, Operation
+from controlplane.rungs import Rung
+
+
+def load(draft: Draft, command: Load) -> None:
+    """Bring it up. It holds no place for ever: idle again, it can be evicted like any other."""
+    model = known(draft.fleet, command.model)
+    instance = standing.serving(draft.fleet, model, revision=model.revision)
+    if instance is None:
+        check_servable(draft.fleet, model, draft.now)
+    operation = _open(draft, "load", model.model, instance)
+    if instance is not None:
+        succeed(draft, operation, "was up already")
+    else:
+        advance(draft)
+
+
+def sleep(draft: Draft, command: Sleep) -> None:
+    """Down to the skeleton: running requests are drained by the worker, new ones wait and bring the model up again."""
+    _descend(draft, command.model, "sleep", "was not up")
+
+
+def stop(draft: Draft, command: Stop) -> None:
+    """Down to nothing. It breaks into a climb as well."""
+    _descend(draft, command.model, "stop", "no process was there")
+
+
+def retry(draft: Draft, command: Retry) -> None:
+    """Forget the failure; if something waits, start at once."""
+    model = known(draft.fleet, command.model)
+    operation = _open(draft, "retry", model.model, None)
+    if model.set_back is None and model.rejection is None:
+        succeed(draft, operation, "nothing had failed")
+        return
+    draft.emit(ModelCleared(model=model.model), operation=operation.operation)
+    succeed(draft, operation, "cleared; it starts when it is asked for")
+    advance(draft)
+
+
+def pursue(draft: Draft) -> None:
+    """Direct what open sleeps and stops still have to direct, and end those that have what they asked for."""
+    for operation in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
+        if operation.kind not in ("sleep", "stop"):
+            continue
+        open_still = False
+        for instance in list(draft.fleet.instances.values()):
+            directive = instance.directive
+            if directive is None:
+                continue
+            if directive.operation == operation.operation:
+                open_still = open_still or not instance.directive_settled
+            elif directive.number < operation.order and concerned(instance, operation):
+                open_still = True
+                _direct(draft, instance, operation)
+        if not open_still:
+            succeed(draft, operation)
+
+
+def concerned(instance: Instance, operation: Operation) -> bool:
+    """Whether the instance serves, climbs for or (for a stop) last served the operation's model."""
+    directive = instance.directive
+    bound_for = directive.model if directive is not None and directive.rung is Rung.UP else None
+    if not instance.directive_settled and bound_for is not None:
+        return bound_for == operation.model
+    return instance.model == operation.model and (operation.kind == "stop" or instance.rung is Rung.UP)
+
+
+def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
+    """A sleep waits until a climb has arrived; a stop does not, but leaves alone what is ending anyway."""
+    stopping = operation.kind == "stop"
+    ending = instance.directive is not None and instance.directive.rung is Rung.COLD
+    if ending or not (stopping or instance.directive_settled):
+        return
+    rung = Rung.COLD if stopping else Rung.SLEEP
+    draft.emit(
+        InstanceDirected(
+            node=instance.node, instance=instance.instance, rung=rung, grant=instance.grant, code="operator"
+        ),
+        operation=operation.operation, because=operation.order,
+    )  # fmt: skip
+
+
+def _descend(draft: Draft, name: str, kind: str, nothing: str) -> None:
+    model = known(draft.fleet, name)
+    before = len(draft.fleet.instances)
+    operation = _open(draft, kind, model.model, None)
+    for other in loads(draft.fleet, model.model):
+        fail(draft, other, "superseded", f"a later {kind} of {model.model} took its place")
+    if not before or not any(concerned(instance, operation) for instance in draft.fleet.instances.values()):
+        succeed(draft, operation, nothing)
+        return
+    pursue(draft)
+    advance(draft)
+
+
+def _open(draft: Draft, kind: str, model: str, instance: Instance | None) -> Operation:
+    operation = draft.new_id(ids.OPERATION)
+    draft.emit(
+        OperationRequested(operation=operation, kind=kind, model=model, instance=instance.instance if instance else None),
+        operation=operation,
+    )
+    return draft.fleet.operations[operation]

@@ -1,0 +1,126 @@
+"""Plans: how a waiting model gets its place. Pure: nothing is emitted here.
+
+1. A sleeping skeleton of its configuration, with a free slot on the device where it sleeps.
+2. An idle instance of its configuration that serves another model: it keeps its grant and switches.
+3. A new instance in a free slot.
+4. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
+   recently used first; else the block that is likely to be free first, to wait for.
+
+Cells that the plans of earlier waiters need (`Board.reserved`) are never touched.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from controlplane.decisions import standing
+from controlplane.decisions.needs import wanted
+from controlplane.decisions.placement import Slot, blocks, mask, place
+from controlplane.fleet.members import Grant, Instance, Model
+from controlplane.fleet.state import Fleet
+from controlplane.rungs import Rung
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    slot: Slot
+    instance: str | None = None
+    """The skeleton to wake or to switch; None: a new one."""
+    grant: int | None = None
+    """The grant that a switch keeps."""
+    victims: tuple[str, ...] = ()
+    """To be sent to sleep, now."""
+    occupants: tuple[str, ...] = ()
+    """Whom it waits for: leaving, busy or still loading. Empty, and no victims: the slot is free."""
+
+    @property
+    def ready(self) -> bool:
+        return not self.victims and not self.occupants
+
+
+class Board:
+    """What the waiters served so far in this round have claimed; those who come later work round it.
+
+    Attributes:
+        reserved: device -> mask of cells. kept: skeletons that a plan counts on. barred: instances in the slot of one
+        who is past the bound: they get no new requests. device_claims, pool_claims: bytes promised, by device and by node.
+    """
+
+    def __init__(self) -> None:
+        self.reserved: dict[str, int] = {}
+        self.kept: set[str] = set()
+        self.barred: dict[str, str] = {}
+        self.device_claims: dict[str, int] = {}
+        self.pool_claims: dict[str, int] = {}
+
+    def claim(self, plan: Plan) -> None:
+        self.reserved[plan.slot.device] = self.reserved.get(plan.slot.device, 0) | plan.slot.mask
+        if plan.instance is not None:
+            self.kept.add(plan.instance)
+
+
+def plan(fleet: Fleet, model: Model, board: Board, *, overdue: bool = False) -> Plan | None:
+    """The cheapest way up for an inspected model; None: earlier waiters need every place where it could be."""
+    assert model.facts is not None
+    sizes = wanted(fleet, model)
+    mates = [i for i in fleet.instances.values() if i.configuration == model.facts.configuration and i.device in sizes]
+    return (
+        _wake(fleet, mates, sizes, board)
+        or _switch(fleet, mates, sizes, board, overdue=overdue)
+        or _create(fleet, sizes, board)
+        or _evict(fleet, mates, sizes, board, overdue=overdue)
+    )
+
+
+def _wake(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], board: Board) -> Plan | None:
+    asleep = {i.device: i for i in sorted(mates, key=lambda i: i.since_ms) if _awaits(fleet, i, board)}
+    slot = place(fleet, {device: sizes[device] for device in asleep if device is not None}, board.reserved)
+    return Plan(slot=slot, instance=asleep[slot.device].instance) if slot else None
+
+
+def _awaits(fleet: Fleet, instance: Instance, board: Board) -> bool:
+    """Whether a sleeper is free to be woken."""
+    return instance.rung is Rung.SLEEP and standing.idle(fleet, instance) and instance.instance not in board.kept
+
+
+def _switch(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], board: Board, *, overdue: bool) -> Plan | None:
+    for instance in sorted(mates, key=lambda i: (i.idle_since_ms, i.instance)):
+        grant = fleet.grants.get(instance.grant or 0)
+        if grant is None or not standing.evictable(fleet, instance, overdue=overdue) or instance.instance in board.kept:
+            continue
+        held = mask(grant.offset, grant.cells)
+        if grant.cells >= sizes[grant.device] and not held & board.reserved.get(grant.device, 0):
+            slot = Slot(grant.device, grant.offset, grant.cells)
+            return Plan(slot=slot, instance=instance.instance, grant=grant.number)
+    return None
+
+
+def _create(fleet: Fleet, sizes: dict[str, int], board: Board) -> Plan | None:
+    slot = place(fleet, sizes, board.reserved)
+    return Plan(slot=slot) if slot else None
+
+
+def _evict(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], board: Board, *, overdue: bool) -> Plan | None:
+    """Rank every block that no earlier plan needs; the first is the plan."""
+    warm = {i.device for i in mates if i.rung is Rung.SLEEP}
+    grants: dict[str, list[Grant]] = {}
+    for grant in fleet.grants.values():
+        grants.setdefault(grant.device, []).append(grant)
+    ranked: list[tuple[tuple[int | str | bool, ...], Plan]] = []
+    for device, count in sizes.items():
+        for slot in blocks(device, count):
+            if slot.mask & board.reserved.get(device, 0):
+                continue
+            inside = [fleet.instances[g.instance] for g in grants.get(device, ()) if slot.mask & mask(g.offset, g.cells)]
+            gone = [i for i in inside if standing.leaving(i)]
+            victims = [i for i in inside if standing.evictable(fleet, i, overdue=overdue) and i.instance not in board.kept]
+            busy = [i for i in inside if i not in gone and i not in victims]
+            # Nobody is sent away for a block that stays blocked: its idle instances go when the last busy one is idle.
+            found = Plan(
+                slot=slot,
+                victims=() if busy else tuple(i.instance for i in victims),
+                occupants=tuple(i.instance for i in (*busy, *gone)),
+            )
+            waits = sum(not i.directive_settled for i in busy), sum(i.running + len(i.leased_to) for i in busy)
+            last_used = max((i.idle_since_ms for i in victims), default=0)
+            ranked.append(((bool(busy), *waits, len(victims), device not in warm, last_used, device, slot.offset), found))
+    return min(ranked, key=lambda entry: entry[0])[1] if ranked else None

@@ -1,0 +1,127 @@
+"""Room in bytes for a climb whose cells are free: on the device, beside sleepers, and in the node's pool.
+
+Both work alike: what is on its way out counts as promised, so nothing is sent away twice for one climb; what is missing
+beyond that is sent away now, least recently used first; the climb waits until the room is there.
+"""
+
+from controlplane.decisions import standing
+from controlplane.decisions.draft import Draft
+from controlplane.decisions.needs import device_bytes, held_bytes
+from controlplane.decisions.plan import Board, Plan
+from controlplane.events import InstanceDirected, WeightsDismissed
+from controlplane.fleet.members import Instance, Model, WeightSet
+from controlplane.fleet.state import Fleet
+from controlplane.rungs import Rung
+
+
+def on_device(draft: Draft, model: Model, plan: Plan, board: Board, operation: str | None) -> str | None:
+    """None: the bytes are there. Else a sentence that says what has to leave first, and it has been told to."""
+    fleet = draft.fleet
+    device = fleet.devices[plan.slot.device]
+    others = [i for i in fleet.instances.values() if i.device == device.device and i.instance != plan.instance]
+    need = device_bytes(fleet, model, device)
+    claimed = board.device_claims.get(device.device, 0)
+    missing = need + claimed + sum(held_bytes(fleet, i) for i in others) - device.size_bytes
+    if missing <= 0:
+        return None
+    board.device_claims[device.device] = claimed + need
+    going = [i for i in others if standing.leaving(i)]
+    missing -= sum(i.bytes_used for i in going)
+    told = 0
+    for sleeper in _sleepers(fleet, others, board):
+        if missing <= 0:
+            break
+        direct_away(draft, sleeper, Rung.COLD, model.model, operation)
+        missing -= sleeper.bytes_used
+        told += 1
+    if not going and not told and not (told := _evict(draft, others, missing, model.model, operation)):
+        busy = [i for i in others if i.running or not i.directive_settled or i.leased_to]
+        if not busy:
+            return None  # nothing there could make room: the worker measures, and says so with both numbers
+    return f"{model.model} needs {need} bytes of {device.name} ({device.size_bytes}); others there have to leave first"
+
+
+def _sleepers(fleet: Fleet, others: list[Instance], board: Board) -> list[Instance]:
+    asleep = [i for i in others if i.rung is Rung.SLEEP and standing.idle(fleet, i) and i.instance not in board.kept]
+    return sorted(asleep, key=lambda i: (i.since_ms, i.instance))
+
+
+def _evict(draft: Draft, others: list[Instance], missing: int, victim_of: str, operation: str | None) -> int:
+    """Send idle instances to sleep, least recently used first, until they free that much; how many were sent."""
+    told = 0
+    for instance in sorted(others, key=lambda i: (i.idle_since_ms, i.instance)):
+        if missing <= 0:
+            break
+        if standing.evictable(draft.fleet, instance):
+            direct_away(draft, instance, Rung.SLEEP, victim_of, operation)
+            missing -= instance.bytes_used
+            told += 1
+    return told
+
+
+def direct_away(draft: Draft, instance: Instance, rung: Rung, victim_of: str, operation: str | None) -> None:
+    draft.emit(
+        InstanceDirected(
+            node=instance.node, instance=instance.instance, rung=rung, grant=instance.grant, code="evicted", victim_of=victim_of
+        ),
+        operation=operation,
+    )
+
+
+def in_pool(draft: Draft, model: Model, node: str, board: Board, operation: str | None) -> str | None:
+    """Likewise for the model's weights in the node's pool."""
+    fleet = draft.fleet
+    assert model.facts is not None
+    sets = [w for w in fleet.weights.values() if w.node == node]
+    mine = next((w for w in sets if (model.model, model.revision) in w.models), None)
+    if mine is not None and not mine.dismissed:
+        return None
+    budget, need = fleet.nodes[node].pool_budget_bytes, model.facts.weight_bytes
+    claimed = board.pool_claims.get(node, 0) + _staging(fleet, node, sets)
+    missing = need + claimed + sum(w.size_bytes for w in sets) - budget
+    if missing <= 0 and mine is None:
+        return None
+    board.pool_claims[node] = board.pool_claims.get(node, 0) + need
+    going = [w for w in sets if w.dismissed]
+    missing -= sum(w.size_bytes for w in going)
+    told = 0
+    for weights in sorted((w for w in sets if not w.dismissed), key=lambda w: (w.used_ms, w.weight_set)):
+        if missing <= 0:
+            break
+        if not in_use(fleet, weights):
+            event = WeightsDismissed(node=node, weight_set=weights.weight_set, code="room", need_bytes=need)
+            draft.emit(event, operation=operation)
+            missing -= weights.size_bytes
+            told += 1
+    if missing > 0 and not told and not going:
+        here = [i for i in fleet.instances.values() if i.node == node]
+        if not any(standing.leaving(i) for i in here):
+            _evict(draft, here, missing, model.model, operation)
+    return f"{model.model} needs {need} bytes of the pool on {node} ({budget}); other weights have to leave first"
+
+
+def in_use(fleet: Fleet, weights: WeightSet) -> bool:
+    """Mapped by an instance that is `up`, or wanted by one that climbs."""
+    for instance in fleet.instances.values():
+        if instance.node != weights.node:
+            continue
+        if instance.weight_set == weights.weight_set and instance.rung is Rung.UP:
+            return True
+        directive = instance.directive
+        if directive is not None and directive.rung is Rung.UP and (directive.model, directive.revision) in weights.models:
+            return True
+    return False
+
+
+def _staging(fleet: Fleet, node: str, sets: list[WeightSet]) -> int:
+    """Bytes promised to climbs under way whose weights are not in the pool yet."""
+    staged = {pair for weights in sets for pair in weights.models}
+    promised: dict[str, int] = {}
+    for instance in fleet.instances.values():
+        directive = instance.directive
+        if instance.node != node or directive is None or directive.model is None or instance.directive_settled:
+            continue
+        model = fleet.models.get(directive.model)
+        if directive.rung is Rung.UP and model and model.facts and (directive.model, directive.revision) not in staged:
+            promised[directive.model] = model.facts.weight_bytes
+    return sum(promised.values())

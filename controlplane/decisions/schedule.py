@@ -1,0 +1,223 @@
+"""Moving the queue on: the one function that gives waiting work its place.
+
+`advance` goes through all that waits, first come first served, one entry per model (those who wait for one model share its
+climb). Each entry is routed, joins a climb, starts one, or claims the place it waits for, so that later ones may go ahead
+only where they don't delay it. Every waiting request then carries a code and a sentence that say what it waits for.
+"""
+
+from bisect import bisect_left
+
+import msgspec
+
+from controlplane import ids
+from controlplane.decisions import room, standing
+from controlplane.decisions.draft import Draft
+from controlplane.decisions.limits import BOUND_MS, REOPENED_MS
+from controlplane.decisions.needs import cannot_fit
+from controlplane.decisions.plan import Board, Plan, plan
+from controlplane.decisions.verdict import give_up, loads, reject, succeed
+from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
+from controlplane.fleet.members import Instance, Model, Request
+from controlplane.fleet.state import Fleet
+from controlplane.refusal import Code
+from controlplane.rungs import Rung
+
+
+class Want(msgspec.Struct, frozen=True):
+    """All that waits for one model. `order` and `since_ms` are those of the first to come."""
+
+    order: int
+    since_ms: int
+    model: str
+    operation: str
+    """What its climb is recorded under: the first one's own."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Why it can't run yet."""
+
+    code: str
+    reason: str
+
+
+def advance(draft: Draft) -> None:
+    """Give waiting requests and loads their places, as far as there are any now."""
+    if not draft.fleet.waiting and not draft.fleet.operations:
+        return
+    board = Board()
+    waits = [(want, _serve(draft, want, board)) for want in wants(draft.fleet)]
+    _announce(draft, [(want, wait) for want, wait in waits if wait is not None])
+
+
+def wants(fleet: Fleet) -> list[Want]:
+    """What waits, one entry per model, first come first."""
+    found: dict[str, Want] = {}
+    for model, waiting in fleet.waiting.items():
+        first = fleet.requests[waiting[0]]
+        found[model] = Want(first.order, first.accepted_ms, model, request_operation(first.request))
+    for load in loads(fleet):
+        assert load.model is not None
+        if load.model not in found or load.order < found[load.model].order:
+            found[load.model] = Want(load.order, load.requested_ms, load.model, load.operation)
+    return sorted(found.values(), key=lambda want: want.order)
+
+
+def request_operation(request: str) -> str:
+    """The operation that ties together what is done for one request."""
+    return ids.derived(ids.OPERATION, request)
+
+
+def bound_passed(fleet: Fleet, now: int) -> bool:
+    """Whether anything has waited for so long that warm models may no longer be used past it without looking."""
+    for waiting in fleet.waiting.values():
+        if now - fleet.requests[waiting[0]].accepted_ms > BOUND_MS:
+            return True
+    return bool(fleet.operations) and any(now - load.requested_ms > BOUND_MS for load in loads(fleet))
+
+
+def route(draft: Draft, request: Request, instance: Instance) -> None:
+    assert instance.grant is not None
+    assert instance.endpoint is not None
+    draft.emit(
+        RequestRouted(
+            request=request.request, model=request.model, instance=instance.instance, runs_on=instance.node,
+            grant=instance.grant, endpoint=instance.endpoint, attempt=request.attempts + 1,
+        ),
+        operation=instance.directive.operation if instance.directive and request.lease_on == instance.instance else None,
+    )  # fmt: skip
+
+
+def _serve(draft: Draft, want: Want, board: Board) -> Wait | None:
+    """Do what can be done for one model's waiters; None: none of them waits any more."""
+    model = draft.fleet.models[want.model]
+    current = standing.serving(draft.fleet, model, revision=model.revision)
+    for load in loads(draft.fleet, want.model) if current else ():
+        succeed(draft, load)
+    if (instance := standing.serving(draft.fleet, model)) is not None and want.model in draft.fleet.waiting:
+        if instance.instance in board.barred:
+            return Wait("behind", f"{want.model} is up, but {board.barred[instance.instance]} has waited longer for its place")
+        _route_waiting(draft, want.model, instance)
+        if want.model in draft.fleet.waiting:
+            return Wait("reopened", f"interrupted on {instance.instance}; tried again shortly")
+    if want.model not in draft.fleet.waiting and not loads(draft.fleet, want.model):
+        return None
+    return _climb(draft, want, board)
+
+
+def _route_waiting(draft: Draft, model: str, instance: Instance) -> None:
+    for waiting in draft.fleet.waiting[model]:
+        request = draft.fleet.requests[waiting]
+        lately = draft.now - request.interrupted_ms < REOPENED_MS
+        if not (lately and request.interrupted_on == instance.instance):
+            route(draft, request, instance)
+
+
+def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
+    fleet, model = draft.fleet, draft.fleet.models[want.model]
+    if (instance := standing.climbing(fleet, model)) is not None:
+        return climbs(fleet, instance, model)
+    if (instance := standing.returning(fleet, model)) is not None:
+        where = standing.name(fleet, instance.device)
+        return Wait("descending", f"{want.model} is on its way to sleep on {where}, and is woken after that")
+    if model.rejection is not None:
+        give_up(draft, model, model.rejection.code, model.rejection.message)
+        return None
+    if model.set_back is not None and model.set_back.retry_at_ms > draft.now:
+        return Wait("backing_off", f"its last start failed ({model.set_back.message}); the next is tried after a pause")
+    if model.facts is None:
+        return Wait("inspecting", f"a node is opening the source of {want.model}")
+    if (unfit := cannot_fit(fleet, model)) is not None:
+        reject(draft, model, Code.CANNOT_FIT, unfit.message(model.model), unfit)
+        return None
+    overdue = draft.now - want.since_ms > BOUND_MS
+    found = plan(fleet, model, board, overdue=overdue)
+    if found is None:
+        return _placeless(fleet, model)
+    board.claim(found)
+    if found.ready:
+        return _start(draft, want, model, found, board)
+    reason = _occupied(fleet, found)
+    for victim in found.victims:
+        room.direct_away(draft, fleet.instances[victim], Rung.SLEEP, want.model, want.operation)
+    if overdue:
+        board.barred.update(dict.fromkeys((*found.victims, *found.occupants), want.model))
+    return reason
+
+
+def _start(draft: Draft, want: Want, model: Model, found: Plan, board: Board) -> Wait:
+    """The cells are free: start, once the bytes are there too."""
+    node = draft.fleet.devices[found.slot.device].node
+    for lacking in (
+        None if found.grant else room.on_device(draft, model, found, board, want.operation),
+        room.in_pool(draft, model, node, board, want.operation),
+    ):
+        if lacking is not None:
+            return Wait("making_room", lacking)
+    instance = found.instance
+    if instance is None:
+        assert model.facts is not None
+        instance = draft.new_id(ids.INSTANCE)
+        created = InstanceCreated(node=node, instance=instance, configuration=model.facts.configuration)
+        draft.emit(created, operation=want.operation)
+    grant = found.grant
+    if grant is None:
+        slot = found.slot
+        given = GrantGiven(node=node, device=slot.device, instance=instance, offset=slot.offset, cells=slot.cells)
+        grant = draft.emit(given, operation=want.operation).position
+    first = draft.fleet.waiting.get(want.model, (None,))[0]
+    draft.emit(
+        InstanceDirected(
+            node=node, instance=instance, rung=Rung.UP, model=model.model, revision=model.revision, grant=grant,
+            code="request" if first else "load", for_request=first,
+        ),
+        operation=want.operation,
+    )  # fmt: skip
+    return climbs(draft.fleet, draft.fleet.instances[instance], model)
+
+
+def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
+    where = standing.name(fleet, instance.device)
+    return Wait("climbing", f"{model.model} climbs on {where}, from {instance.rung}")
+
+
+def _placeless(fleet: Fleet, model: Model) -> Wait:
+    if not fleet.devices:
+        return Wait("no_node", "no node has joined yet")
+    if not any(node.heard for node in fleet.nodes.values()):
+        return Wait("node_silent", "no node is heard from")
+    return Wait("behind", f"every place that could hold {model.model} is needed by those who came before")
+
+
+def _occupied(fleet: Fleet, found: Plan) -> Wait:
+    where = standing.name(fleet, found.slot.device)
+    occupants = [fleet.instances[occupant] for occupant in found.occupants]
+    for other in occupants:
+        if standing.leaving(other):
+            continue
+        if not other.directive_settled:
+            model = other.directive.model if other.directive else None
+            return Wait("slot_busy", f"slot busy: {model} is loading on {where}")
+        if not standing.heard(fleet, other.node):
+            return Wait("node_silent", f"{other.model} holds the place on {where}, and its node is silent")
+        count = f"{other.running} request{'s' if other.running != 1 else ''}"
+        return Wait("slot_busy", f"slot busy: {other.model} runs {count} on {where}")
+    names = sorted({i.model or i.instance for i in (*occupants, *(fleet.instances[v] for v in found.victims))})
+    return Wait("descending", f"{', '.join(names)} leaves {where} to make room")
+
+
+def _announce(draft: Draft, waits: list[tuple[Want, Wait]]) -> None:
+    """Tell those whose reason is a new kind of reason; a place that merely moved up is not worth an event."""
+    orders: list[int] | None = None
+    for want, wait in waits:
+        for waiting in draft.fleet.waiting.get(want.model, ()):
+            request = draft.fleet.requests[waiting]
+            if request.code == wait.code:
+                continue
+            if orders is None:
+                fleet = draft.fleet
+                orders = sorted(fleet.requests[r].order for ids_ in fleet.waiting.values() for r in ids_)
+            place = bisect_left(orders, request.order) + 1
+            draft.emit(
+                RequestQueued(request=waiting, model=want.model, code=wait.code, reason=wait.reason, place=place),
+                operation=request_operation(waiting),
+            )

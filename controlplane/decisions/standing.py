@@ -1,0 +1,93 @@
+"""Where instances stand: the questions that several decisions ask about them."""
+
+from controlplane.fleet.members import Instance, Model
+from controlplane.fleet.state import Fleet
+from controlplane.rungs import Rung
+
+
+def heard(fleet: Fleet, node: str) -> bool:
+    known = fleet.nodes.get(node)
+    return known is not None and known.heard
+
+
+def serving(fleet: Fleet, model: Model, *, revision: int = 0) -> Instance | None:
+    """The instance that takes the model's next request: `up`, not being directed away, the newest revision, the shortest queue.
+
+    An older revision serves until its next climb (`revision`: the least that will do), but never what an earlier,
+    retired model of the same name left behind.
+    """
+    best: Instance | None = None
+    least = max(revision, model.first_revision)
+    for instance in fleet.instances.values():
+        if instance.model != model.model or instance.rung is not Rung.UP or instance.revision < least:
+            continue
+        if not instance.directive_settled or not heard(fleet, instance.node):
+            continue
+        if best is None or (-instance.revision, instance.running) < (-best.revision, best.running):
+            best = instance
+    return best
+
+
+def climbing(fleet: Fleet, model: Model) -> Instance | None:
+    """The instance that is on its way up to serve the model's current revision: one climb serves all who wait."""
+    for instance in fleet.instances.values():
+        directive = instance.directive
+        if (
+            directive is not None
+            and directive.rung is Rung.UP
+            and directive.model == model.model
+            and directive.revision == model.revision
+            and not instance.directive_settled
+            and heard(fleet, instance.node)
+        ):
+            return instance
+    return None
+
+
+def returning(fleet: Fleet, model: Model) -> Instance | None:
+    """The instance that served the model and is on its way to `sleep`: it is not turned round halfway, but waited for."""
+    for instance in fleet.instances.values():
+        if instance.model == model.model and instance.rung is Rung.UP and leaving(instance) and heard(fleet, instance.node):
+            directive = instance.directive
+            current = model.facts is not None and instance.configuration == model.facts.configuration
+            if directive is not None and directive.rung is Rung.SLEEP and current:
+                return instance
+    return None
+
+
+def leaving(instance: Instance) -> bool:
+    """Directed below `up` and not there yet: what it holds counts as promised to be free."""
+    return instance.directive is not None and instance.directive.rung is not Rung.UP and not instance.directive_settled
+
+
+def idle(fleet: Fleet, instance: Instance) -> bool:
+    """`up` or asleep as directed, nobody's request on it, leased to none, and its worker can be told."""
+    return (
+        instance.directive_settled
+        and instance.rung in (Rung.UP, Rung.SLEEP)
+        and not instance.running
+        and not instance.leased_to
+        and heard(fleet, instance.node)
+    )
+
+
+def evictable(fleet: Fleet, instance: Instance, *, overdue: bool = False) -> bool:
+    """Whether it may be sent to sleep for somebody else. One that still loads, or runs, or is leased, may not.
+
+    `overdue`: the one who asks has waited past the bound, and those who wait for this instance's model came later.
+    """
+    if instance.rung is not Rung.UP or not idle(fleet, instance):
+        return False
+    return overdue or not fleet.waiting.get(instance.model or "")
+
+
+def obsolete(fleet: Fleet, instance: Instance) -> bool:
+    """Its model is retired (or was, and is now another one of the same name)."""
+    model = fleet.models.get(instance.model or "")
+    return instance.model is not None and (model is None or model.retired or instance.revision < model.first_revision)
+
+
+def name(fleet: Fleet, device: str | None) -> str:
+    """What people call the device."""
+    known = fleet.devices.get(device or "")
+    return known.name if known else "no device"

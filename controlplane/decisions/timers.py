@@ -1,0 +1,94 @@
+"""What time alone brings about. The desk's ticks are the only clock."""
+
+from controlplane.decisions import endings, operations, standing
+from controlplane.decisions.draft import Draft
+from controlplane.decisions.limits import LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
+from controlplane.decisions.room import in_use
+from controlplane.decisions.schedule import advance
+from controlplane.decisions.verdict import fail, loads
+from controlplane.events import InstanceDirected, InstanceOverdue, WeightsDismissed
+from controlplane.fleet.members import Instance
+from controlplane.fleet.state import Fleet
+from controlplane.rungs import Rung
+from controlplane.spec import Idle
+
+
+def tick(draft: Draft) -> None:
+    """1. End what has waited too long. 2. Move the queue on (back-offs may be over). 3. Send the idle down, once nobody wants
+    them. 4. Watch transitions."""
+    _deadlines(draft)
+    advance(draft)
+    operations.pursue(draft)
+    _idle(draft)
+    retire(draft)
+    for instance in draft.fleet.instances.values():
+        directive = instance.directive
+        if directive is None or instance.directive_settled or directive.overdue:
+            continue
+        if (waited := draft.now - directive.at_ms) > OVERDUE_MS:
+            draft.emit(
+                InstanceOverdue(
+                    node=instance.node, instance=instance.instance, directive=directive.number, waited_ms=waited
+                ),
+                operation=directive.operation, because=directive.number,
+            )  # fmt: skip
+
+
+def _deadlines(draft: Draft) -> None:
+    now = draft.now
+    for waiting in list(draft.fleet.waiting.values()):
+        for name in waiting:
+            request = draft.fleet.requests[name]
+            limit = OVERDUE_MS if request.code == "climbing" else QUEUE_DEADLINE_MS
+            if now - request.accepted_ms >= limit:
+                message = f"waited {(now - request.accepted_ms) // 1000} s (limit {limit // 1000}); last: {request.reason}"
+                endings.fail(draft, request, "queue_timeout", message)
+    for request in list(draft.fleet.requests.values()):
+        if request.lost_ms is not None and now - request.lost_ms >= LOST_MS:
+            message = f"{request.instance} is gone, and its gateway has not said what became of the request"
+            endings.fail(draft, request, "instance_lost", message)
+    for load in loads(draft.fleet):
+        if now - load.requested_ms >= OVERDUE_MS:
+            fail(draft, load, "queue_timeout", f"{load.model} was not up after {OVERDUE_MS // 1000} s")
+
+
+def _idle(draft: Draft) -> None:
+    """`up` -> `sleep` -> `cold`, each after its own limit; the limits are those of the model it served last."""
+    for instance in draft.fleet.instances.values():
+        if not standing.idle(draft.fleet, instance):
+            continue
+        model = draft.fleet.models.get(instance.model or "")
+        limits = model.spec.idle if model else Idle()
+        if instance.rung is Rung.UP:
+            quiet = draft.now - max(instance.idle_since_ms, instance.since_ms)
+            if limits.sleep_ms is not None and quiet >= limits.sleep_ms and standing.evictable(draft.fleet, instance):
+                _direct(draft, instance, Rung.SLEEP, "idle")
+        elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
+            _direct(draft, instance, Rung.COLD, "idle")
+
+
+def retire(draft: Draft) -> None:
+    """What served a model that is retired ends once it is idle; a sleeping skeleton stays while another model can use it.
+
+    Weights that only retired models (or revisions) have leave the pool.
+    """
+    for instance in draft.fleet.instances.values():
+        if not standing.obsolete(draft.fleet, instance) or not standing.idle(draft.fleet, instance):
+            continue
+        if instance.rung is Rung.UP or not _useful(draft.fleet, instance):
+            _direct(draft, instance, Rung.COLD, "retired")
+    for weights in draft.fleet.weights.values():
+        wanted = any((m := draft.fleet.models.get(name)) and not m.retired for name, _ in weights.models)
+        if not wanted and not weights.dismissed and not in_use(draft.fleet, weights):
+            draft.emit(WeightsDismissed(node=weights.node, weight_set=weights.weight_set, code="retired"))
+
+
+def _useful(fleet: Fleet, instance: Instance) -> bool:
+    return any(
+        m.facts is not None and m.facts.configuration == instance.configuration and not m.retired for m in fleet.models.values()
+    )
+
+
+def _direct(draft: Draft, instance: Instance, rung: Rung, code: str) -> None:
+    event = InstanceDirected(node=instance.node, instance=instance.instance, rung=rung, grant=instance.grant, code=code)
+    draft.emit(event)
