@@ -1,0 +1,92 @@
+"""`requests` and `events`: what has happened."""
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from compose.cli.options import api, as_json, echo_json, echo_line, table
+
+FOLLOW_S: Final = 0.3
+
+
+@click.command()
+@click.option("--model", help="Of this model only.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@as_json
+@click.pass_obj
+def requests(data: Path, model: str | None, limit: int, json: bool) -> None:
+    """Show requests: the open ones, then those that have ended, newest first."""
+    with api(data) as client:
+        found = client.get("api", "requests", model=model, limit=limit)["items"]
+    if json:
+        echo_json(found)
+        return
+    rows = [
+        [
+            one["request"], one["model"], one["state"], clock(one["accepted_ms"]), seconds(one["queued_ms"]),
+            seconds(one["first_token_ms"]), seconds(one["took_ms"]), f"{one['prompt_tokens']}+{one['completion_tokens']}",
+            one["finish_reason"] or one["code"] or one["reason"],
+        ]
+        for one in found
+    ]  # fmt: skip
+    names = ("request", "model", "state", "at", "queued", "first token", "took", "tokens", "why")
+    table(*names, rows=rows, empty="no requests yet")
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("--after", type=click.IntRange(0), help="Only events after this position.")
+@click.option("--stream", help="Only of this stream, e.g. model:NAME.")
+@click.option("--type", "kind", help="Only of this type, e.g. InstanceUp.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True)
+@as_json
+@click.pass_obj
+def events(  # noqa: PLR0917 (click passes them by name)
+    data: Path, follow: bool, after: int | None, stream: str | None, kind: str | None, limit: int, json: bool
+) -> None:
+    """Show the log of events, oldest first; with --json and --follow, one document a line."""
+    with api(data) as client:
+        query = {"stream": stream, "type": kind}
+        if after is None:
+            found = sorted(client.get("api", "events", limit=limit, **query)["items"], key=lambda one: int(one["position"]))
+        else:
+            found = client.get("api", "events", after=after, limit=limit, **query)["items"]
+        if json and not follow:
+            echo_json(found)
+            return
+        position = after or 0
+        while True:
+            for one in found:
+                position = max(position, one["position"])
+                if json:
+                    echo_line(one)
+                else:
+                    click.echo(event_line(one))
+            if not follow:
+                return
+            if len(found) < limit:
+                time.sleep(FOLLOW_S)
+            found = client.get("api", "events", after=position, limit=limit, **query)["items"]
+
+
+def event_line(one: dict[str, Any]) -> str:
+    at = datetime.fromisoformat(one["at"]).astimezone()
+    fields = " ".join(f"{key}={_short(value)}" for key, value in one["data"].items() if value not in (None, "", [], {}))
+    return f"{one['position']:>7} {at:%H:%M:%S.%f}"[:-3] + f" {one['stream']:<34} {one['type']:<20} {fields}"
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def clock(at_ms: int | None) -> str:
+    return "" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%H:%M:%S}"
+
+
+def seconds(took_ms: int | None) -> str:
+    return "" if took_ms is None else f"{took_ms / 1000:.2f} s"

@@ -1,0 +1,94 @@
+"""`models`: list, add, remove."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compose.cli.options import api, as_json, echo_json, table
+from compose.cli.show import model_row
+from controlplane.quantities import human_bytes
+
+
+@click.group(invoke_without_command=True)
+@as_json
+@click.pass_context
+def models(context: click.Context, json: bool) -> None:
+    """List, add and remove models."""
+    if context.invoked_subcommand is None:
+        _list(context.obj, json)
+
+
+@models.command("list")
+@as_json
+@click.pass_obj
+def list_(data: Path, json: bool) -> None:
+    """List models with their state."""
+    _list(data, json)
+
+
+def _list(data: Path, json: bool) -> None:
+    with api(data) as client:
+        found: list[dict[str, Any]] = client.get("api", "models")
+    if json:
+        echo_json(found)
+        return
+    rows = []
+    for one in found:
+        facts = one["facts"] or {}
+        name, state, waiting, running, note = model_row(one)
+        aliases = ", ".join(one["spec"].get("aliases", ()))
+        weights = human_bytes(facts["weight_bytes"]) if facts else "?"
+        rows.append([name, aliases, state, one["spec"].get("engine", "transformers"), weights, waiting, running, note])
+    table("model", "aliases", "state", "engine", "weights", "waiting", "running", "note", rows=rows, empty="no models")
+
+
+@models.command()
+@click.argument("name", required=False)
+@click.option("--source", help="hf:ORG/NAME@REVISION, a directory or a GGUF file.")
+@click.option("--engine", help="transformers or fake.")
+@click.option("--share", help="auto, or a share of one device such as 1/2.")
+@click.option("--argument", "arguments", multiple=True, metavar="KEY=VALUE", help="An engine argument; may be repeated.")
+@click.option("--alias", "aliases", multiple=True, help="Another name; may be repeated.")
+@click.option(
+    "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML file with the model's fields instead."
+)
+@as_json
+@click.pass_obj
+def add(data: Path, /, name: str | None, file: Path | None, arguments: tuple[str, ...], json: bool, **given: Any) -> None:
+    """Register a model."""
+    fields: dict[str, Any] = tomllib.loads(file.read_text()) if file else {}
+    fields |= {key: value for key, value in given.items() if value}
+    if name:
+        fields["name"] = name
+    if arguments:
+        fields["arguments"] = {key: _value(text) for key, _, text in (pair.partition("=") for pair in arguments)}
+    with api(data) as client:
+        answer = client.post("api", "models", body=fields)
+    if json:
+        echo_json(answer)
+    else:
+        click.echo(f"registered {fields.get('name')}")
+
+
+@models.command()
+@click.argument("name")
+@as_json
+@click.pass_obj
+def rm(data: Path, name: str, json: bool) -> None:
+    """Retire a model: running requests finish, new ones are refused."""
+    with api(data) as client:
+        answer = client.delete("api", "models", name)
+    if json:
+        echo_json(answer)
+    else:
+        click.echo(f"retired {name}")
+
+
+def _value(text: str) -> object:
+    """A number or a truth value if the text is one in TOML, else the text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

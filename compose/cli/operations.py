@@ -1,0 +1,65 @@
+"""`load`, `sleep`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from compose.cli.options import api, as_json, echo_json
+from compose.client import ApiRefused, Client
+from controlplane.ids import COMMAND, new
+
+POLL_S: Final = 0.1
+
+
+def _operation(kind: str, text: str) -> click.Command:
+    @click.command(kind, help=text)
+    @click.argument("model")
+    @click.option("--timeout", "timeout_s", type=float, default=600, show_default=True, help="Seconds to wait for the end.")
+    @click.option("--no-wait", is_flag=True, help="Return as soon as it is accepted.")
+    @as_json
+    @click.pass_obj
+    def command(data: Path, model: str, timeout_s: float, no_wait: bool, json: bool) -> None:
+        with api(data) as client:
+            answer = client.post("api", "models", model, kind, key=new(COMMAND))
+            if not no_wait and "operation" in answer:
+                answer = _follow(client, answer, f"{kind} {model}", timeout_s, quiet=json)
+        if json:
+            echo_json(answer)
+        state = answer.get("state")
+        if state == "failed":
+            raise ApiRefused(0, answer["code"], f"{kind} {model}: {answer['message']}", None)
+        if not json:
+            took = f" in {answer['took_ms'] / 1000:.1f} s" if answer.get("took_ms") else ""
+            note = f" ({answer['note']})" if answer.get("note") else ""
+            click.echo(f"{kind} {model}: {'done' if state == 'succeeded' else 'accepted'}{took}{note}")
+
+    return command
+
+
+def _follow(client: Client, accepted: dict[str, Any], title: str, timeout_s: float, *, quiet: bool) -> dict[str, Any]:
+    until = time.monotonic() + timeout_s
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bars:
+        bar = bars.add_task(title, total=None)
+        while True:
+            found: dict[str, Any] = client.get("api", "operations", accepted["operation"], after=accepted["position"])
+            if found["state"] != "open":
+                return found
+            if time.monotonic() > until:
+                message = f"{title} is not done after {timeout_s:g} s; it goes on (operation {accepted['operation']})"
+                raise ApiRefused(0, "timeout", message, None)
+            if progress := found["progress"]:
+                bars.update(
+                    bar, description=f"{title}: {progress['step']}", completed=progress["done"], total=progress["total"] or None
+                )
+            time.sleep(POLL_S)
+
+
+load = _operation("load", "Bring a model up: its engine started, its weights mapped.")
+sleep = _operation("sleep", "Take a model off its device; its engine stays, so that it comes back quickly.")
+stop = _operation("stop", "End the engines that serve a model, after the requests that run.")
+retry = _operation("retry", "End a model's back-off, or its rejection, and try again now.")

@@ -1,0 +1,114 @@
+"""`status`: processes of the plane, its devices, its models."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compose.cli.options import api, as_json, echo_json, table
+from compose.client import ApiRefused
+from compose.directory import holder
+from compose.process import Identity
+from compose.refusal import EnvironmentRefusal
+from compose.supervisor import read_states
+from controlplane.quantities import human_bytes
+
+
+@click.command()
+@as_json
+@click.pass_context
+def status(context: click.Context, json: bool) -> None:
+    """Show what runs, where, and how much room is left; exit code 1 when something is not well."""
+    data: Path = context.obj
+    held = holder(data)
+    processes = read_states(data) if held is not None else []
+    found: dict[str, Any] = {}
+    trouble = "" if held is not None else f"no `up` runs in {data}"
+    with contextlib.ExitStack() as stack:
+        try:
+            client = stack.enter_context(api(data))
+            found = {name: client.get("api", name) for name in ("devices", "models", "nodes")}
+        except (EnvironmentRefusal, ApiRefused) as refusal:
+            trouble = trouble or str(refusal)
+    ill = [one for one in processes if one.state != "ready"]
+    if json:
+        echo_json({"up": held, "trouble": trouble, "processes": processes, **found})
+    else:
+        if held is not None:
+            click.echo(f"up: pid {held.process.pid} since {held.since}, data in {data}")
+        _processes(processes)
+        if found:
+            _devices(found["devices"], found["nodes"])
+            table(
+                "model",
+                "state",
+                "waiting",
+                "running",
+                "note",
+                rows=[model_row(one) for one in found["models"]],
+                empty="no models",
+            )
+        if trouble:
+            click.echo(trouble, err=True)
+    if trouble or ill:
+        context.exit(1)
+
+
+def _processes(processes: list[Any]) -> None:
+    rows = []
+    for one in processes:
+        alive = one.pid is not None and Identity.of(one.pid) is not None
+        since = ago(one.since_ms)
+        exit_ = one.last_exit if one.restarts else ""
+        rows.append(
+            [one.name, one.state if alive or one.pid is None else "gone", str(one.pid or ""), since, str(one.restarts), exit_]
+        )
+    table("process", "state", "pid", "for", "restarts", "last exit", rows=rows, empty="no processes")
+    click.echo()
+
+
+def _devices(devices: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in devices:
+        cells = ["."] * one["cells"]
+        for grant in one["grants"]:
+            begin = grant["offset"]
+            cells[begin : begin + grant["cells"]] = ["#"] * grant["cells"]
+        holders = ", ".join(grant["model"] or grant["instance"] for grant in one["grants"])
+        rows.append([one["name"], "".join(cells), human_bytes(one["size_bytes"]), _bytes(one["used_bytes"]), holders])
+    table("device", "cells", "size", "used", "holds", rows=rows, empty="no devices")
+    for node in nodes:
+        pool = f"{_bytes(node['pool_used_bytes'])} of {human_bytes(node['pool_budget_bytes'])}"
+        click.echo(f"node {node['node']}: {'heard' if node['heard'] else 'SILENT'}, pool {pool}")
+    click.echo()
+
+
+def model_row(one: dict[str, Any]) -> list[str]:
+    """A row of a table of models."""
+    note = one["spec"].get("note", "")
+    if one["error"]:
+        note = str(one["error"].get("message", one["error"]))
+    elif one["progress"]:
+        note = progress_text(one["progress"])
+    return [one["model"], one["state"], str(one["queued"]), str(one["running"]), note]
+
+
+def progress_text(progress: dict[str, Any]) -> str:
+    if not progress["total"]:
+        return str(progress["step"])
+    return f"{progress['step']} {100 * progress['done'] // progress['total']} %"
+
+
+def ago(since_ms: int) -> str:
+    """How long ago, in one unit."""
+    seconds = max(0, time.time_ns() // 1_000_000 - since_ms) // 1000
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _bytes(size: int | None) -> str:
+    return "?" if size is None else human_bytes(size)
