@@ -2,7 +2,7 @@
 
 import http.client
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -110,10 +110,3 @@ def refused(status: int, answer: bytes, retry_after: str | None) -> ApiRefused:
     message = str(error.get("message") or answer[:200].decode(errors="replace") or f"status {status}")
     seconds = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdigit() else None
     return ApiRefused(status, str(error.get("code") or status), message, seconds)
-
-
-def pages(client: Client, *path: str, after: int = 0, limit: int = 500) -> Iterator[dict[str, Any]]:
-    """Yield the items of a list that is read by position."""
-    while items := client.get(*path, after=after, limit=limit)["items"]:
-        yield from items
-        after = items[-1]["position"]

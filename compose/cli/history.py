@@ -21,7 +21,7 @@ FOLLOW_S: Final = 0.3
 def requests(data: Path, model: str | None, limit: int, json: bool) -> None:
     """Show requests: the open ones, then those that have ended, newest first."""
     with api(data) as client:
-        found = client.get("api", "requests", model=model, limit=limit)["items"]
+        found = client.get("api", "requests", model=model, limit=limit)
     if json:
         echo_json(found)
         return
@@ -52,9 +52,9 @@ def events(  # noqa: PLR0917 (click passes them by name)
     with api(data) as client:
         query = {"stream": stream, "type": kind}
         if after is None:
-            found = sorted(client.get("api", "events", limit=limit, **query)["items"], key=lambda one: int(one["position"]))
+            found = sorted(client.get("api", "events", limit=limit, **query), key=lambda one: int(one["position"]))
         else:
-            found = client.get("api", "events", after=after, limit=limit, **query)["items"]
+            found = client.get("api", "events", after=after, limit=limit, **query)
         if json and not follow:
             echo_json(found)
             return
@@ -70,7 +70,7 @@ def events(  # noqa: PLR0917 (click passes them by name)
                 return
             if len(found) < limit:
                 time.sleep(FOLLOW_S)
-            found = client.get("api", "events", after=position, limit=limit, **query)["items"]
+            found = client.get("api", "events", after=position, limit=limit, **query)
 
 
 def event_line(one: dict[str, Any]) -> str:
