@@ -1,9 +1,6 @@
 """The parts of a plane that `up` keeps running, and how each is started."""
 
-import hashlib
-import os
 import shutil
-import stat
 import sys
 from pathlib import Path
 from typing import Final
@@ -18,7 +15,7 @@ WEB_STOP_S: Final = 8.0
 """Its streams are told first."""
 SURVIVORS: Final = frozenset({"pool"})
 """Children that a killed `up` leaves running for the next one: what is in the pool took long to read."""
-SHM: Final = Path("/dev/shm")  # noqa: S108 (a directory of our own in it, 0700)
+SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
 
 
 def specs(plane: Plane) -> list[ChildSpec]:
@@ -38,11 +35,9 @@ def specs(plane: Plane) -> list[ChildSpec]:
 
 def _pool(plane: Plane, python: tuple[str, ...]) -> ChildSpec:
     socket = Path(plane.pool_socket)
-    segments = pool_directory(plane)
 
     def prepare() -> None:
-        for folder in (socket.parent, segments):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        socket.parent.mkdir(mode=0o700, exist_ok=True)
 
     async def ready() -> bool:
         try:
@@ -56,39 +51,18 @@ def _pool(plane: Plane, python: tuple[str, ...]) -> ChildSpec:
         finally:
             await client.close()
 
-    argv = (
-        *python, "pool.daemon", "--socket", str(socket), "--directory", str(segments), "--budget", str(plane.pool_bytes),
-    )  # fmt: skip
+    # It is asked to end only when the plane ends in order, and then nothing is to stay in memory.
+    options = ("--socket", str(socket), "--directory", str(socket.parent), "--budget", str(plane.pool_bytes), "--forget")
+    argv = (*python, "pool.daemon", *options)
     return ChildSpec(name="pool", argv=argv, prepare=prepare, ready=ready, survives=True)
-
-
-def pool_directory(plane: Plane) -> Path:
-    """Where the pool's segments are: shared memory when it has room for the budget, else a file system.
-
-    What a daemon has put in one place is looked for there again, so a directory that exists stays in use.
-    """
-    digest = hashlib.sha256(os.fsencode(plane.data)).hexdigest()[:12]
-    shared, own = SHM / f"enginehouse-{os.geteuid()}-{digest}", Path(plane.pool_socket).parent / "segments"
-    if os.path.lexists(shared):
-        return shared if _ours(shared) else own
-    if own.exists() or not SHM.is_dir() or shutil.disk_usage(SHM).free < plane.pool_bytes:
-        return own
-    return shared
-
-
-def _ours(path: Path) -> bool:
-    """Whether it is a directory of this account, not a link or a trap that another one has put there."""
-    status = path.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
 
 
 def pool_note(plane: Plane) -> str | None:
     """What a person should know about where the pool is; None: it is where it should be."""
-    where = pool_directory(plane)
-    if where.is_relative_to(SHM):
-        return None
     free = shutil.disk_usage(SHM).free if SHM.is_dir() else 0
+    if free >= plane.pool_bytes:
+        return None
     return (
-        f"{SHM} has {human_bytes(free)} free and the pool's budget is {human_bytes(plane.pool_bytes)}: weights go to {where} "
-        "instead, which may be slower; give the machine more shared memory or declare a smaller pool_bytes"
+        f"{SHM} has {human_bytes(free)} free and the pool's budget is {human_bytes(plane.pool_bytes)}: weights may go to "
+        f"{plane.data} instead, which may be slower; give the machine more shared memory or declare a smaller pool_bytes"
     )

@@ -19,7 +19,6 @@ import httpx
 import openai
 
 from compose.embedded.cluster import Cluster
-from compose.parts import pool_directory
 from compose.process import Identity
 from compose.readiness import answers
 from compose.remains import belonging
@@ -30,6 +29,7 @@ from controlplane.fleet import Fleet, Instance
 from controlplane.log.postgres import COLUMNS, recorded
 from controlplane.plane import Plane
 from controlplane.rungs import Activity, Rung
+from pool.arena import place
 
 START_S = 60.0
 STEP_S = 30.0
@@ -142,7 +142,7 @@ class PlaneUnderTest:
         for one in belonging(self.data):
             one.send(signal.SIGKILL)
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(pool_directory(self.plane), ignore_errors=True)
+            shutil.rmtree(place(self.data / "run" / "pool", 0), ignore_errors=True)
         if keep or os.environ.get("KEEP_PLANES"):
             return  # its logs tell more than an assertion
         with contextlib.suppress(Exception):

@@ -1,0 +1,119 @@
+"""A settings file is seen to change, by whatever way it was replaced."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from compose import settingswatch
+from compose.settingswatch import SettingsWatch, stamp
+from controlplane.answer import Answer, Done
+from controlplane.bus import Bus
+from controlplane.commands import ApplySettings, Order
+from controlplane.refusal import Code, Refused
+
+MODEL = '[[model]]\nname = "{}"\nsource = "fake:"\nengine = "fake"\n'
+
+
+class FakeBus:
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, ...]] = []
+        self.answers: list[Refused] = []
+        self.orders: list[Order] = []
+
+    async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
+        self.orders.append(order)
+        if self.answers:
+            raise self.answers.pop(0)
+        assert isinstance(order.body, ApplySettings)
+        self.applied.append(tuple(model.name for model in order.body.models))
+        return Done(position=1)
+
+
+@pytest.fixture
+def bus(monkeypatch: pytest.MonkeyPatch) -> FakeBus:
+    monkeypatch.setattr(settingswatch, "POLL_S", 0.01)
+    return FakeBus()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def watched(path: Path, bus: FakeBus, said: list[str]) -> asyncio.Task[None]:
+    return asyncio.create_task(SettingsWatch(path, cast(Bus, bus), said.append).follow(stamp(path)))
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_file_that_is_written_replaced_or_relinked_is_applied(tmp_path: Path, bus: FakeBus) -> None:
+    first, second, link = tmp_path / "1.toml", tmp_path / "2.toml", tmp_path / "link.toml"
+    first.write_text(MODEL.format("a"))
+    second.write_text(MODEL.format("b"))
+    link.symlink_to(first)
+    task = await watched(link, bus, [])
+    first.write_text(MODEL.format("aa"))
+    await until(lambda: bus.applied == [("aa",)])
+    swap = tmp_path / "swap"
+    swap.symlink_to(second)
+    swap.replace(link)
+    await until(lambda: bus.applied == [("aa",), ("b",)])
+    await end(task)
+
+
+async def test_a_mounted_config_map_is_seen_to_change(tmp_path: Path, bus: FakeBus) -> None:
+    """`file -> ..data/file`, `..data -> a directory`, and the latter link is swapped."""
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "e.toml").write_text(MODEL.format(name))
+        os.utime(tmp_path / name / "e.toml", (1, 1))
+    (tmp_path / "..data").symlink_to("v1")
+    (tmp_path / "e.toml").symlink_to("..data/e.toml")
+    task = await watched(tmp_path / "e.toml", bus, [])
+    (tmp_path / "..new").symlink_to("v2")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    await until(lambda: bus.applied == [("v2",)])
+    await end(task)
+
+
+async def test_a_broken_or_missing_file_changes_nothing_and_says_where(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "e.toml", list[str]()
+    path.write_text(MODEL.format("a"))
+    task = await watched(path, bus, said)
+    path.write_text(MODEL.format("a") + "nonsense\n")
+    await until(lambda: said)
+    assert f"{path}:5" in said[0]
+    path.unlink()
+    path.write_text(MODEL.format("b"))
+    await until(lambda: bus.applied == [("b",)])
+    await end(task)
+
+
+async def test_a_decider_that_is_away_is_waited_for_with_the_same_order(tmp_path: Path, bus: FakeBus) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(MODEL.format("a"))
+    bus.answers = [Refused(Code.UNAVAILABLE, "away"), Refused(Code.UNAVAILABLE, "away")]
+    task = await watched(path, bus, [])
+    path.write_text(MODEL.format("b"))
+    await until(lambda: bus.applied == [("b",)])
+    assert len({order.id for order in bus.orders}) == 1
+    await end(task)
+
+
+async def test_a_refusal_is_told(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "e.toml", list[str]()
+    path.write_text(MODEL.format("a"))
+    bus.answers = [Refused(Code.CANNOT_FIT, "needs 2 GiB, the largest device has 1 GiB")]
+    task = await watched(path, bus, said)
+    path.write_text(MODEL.format("b"))
+    await until(lambda: said)
+    assert "needs 2 GiB" in said[0]
+    await end(task)
