@@ -46,20 +46,23 @@ class Bus:
     @staticmethod
     async def connect(plane: Plane, name: str, *, deadline_s: float = 30) -> "Bus":
         """Connect as `name`. Raises Refused(UNAVAILABLE) when the server has not answered after `deadline_s`."""
-        nc = Client()
-        bus = Bus(nc, name)
+        bus = Bus(Client(), name)
+        await bus.open(plane, deadline_s=deadline_s)
+        return bus
+
+    async def open(self, plane: Plane, *, deadline_s: float | None) -> None:
+        """Connect what was made unconnected; None: however long it takes. Until then commands are UNAVAILABLE."""
         try:
             async with asyncio.timeout(deadline_s):
                 # The client sleeps for two seconds after a refused connection, so the port is waited for here.
                 await _port(plane.nats_url)
-                await nc.connect(
-                    plane.nats_url, name=name, token=plane.nats_token, max_reconnect_attempts=-1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                    connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=bus._error,
-                    reconnected_cb=bus._reconnected, disconnected_cb=bus._disconnected, closed_cb=bus._closed,
+                await self.nc.connect(
+                    plane.nats_url, name=self.name, token=plane.nats_token, max_reconnect_attempts=-1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                    connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=self._error,
+                    reconnected_cb=self._reconnected, disconnected_cb=self._disconnected, closed_cb=self._closed,
                 )  # fmt: skip
         except (TimeoutError, nats.errors.Error, OSError) as error:
-            _unavailable(f"NATS at {plane.nats_url} does not answer within {deadline_s:g} s: {error!r}", error)
-        return bus
+            _unavailable(f"NATS at {plane.nats_url} does not answer within {deadline_s} s: {error!r}", error)
 
     async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
         """Ask the decider. Raises Refused: its refusal, or UNAVAILABLE when nobody answers in time.

@@ -6,8 +6,8 @@ leaves exactly one end behind: an event that the decider wrote by itself, or one
 
 import asyncio
 import time
-from contextlib import aclosing
-from typing import Final, Literal, Protocol
+from functools import partial
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -19,70 +19,26 @@ from controlplane.envelope import Recorded
 from controlplane.events import RequestCancelled, RequestFailed, RequestFinished, RequestQueued, RequestRouted
 from controlplane.fleet import Request
 from controlplane.refusal import Code, Refused
+from web.attempt import Ask, Attempt, Lost, Sink
 from web.errors import ApiError
-from web.frontend import Broken, Delta, Fault, Finish, Line, Rejected, Start
+from web.frontend import Finish
 from web.gateway import Gateway
 from web.plane_view import Ending, Watch
 
 _log = structlog.get_logger(__name__)
 
-REATTACH_S: Final = 5.0
-"""A frontend that was killed is back within a second or two; after this its instance is given up."""
-REATTACH_PAUSE_S: Final = 0.05
 ABORT_S: Final = 1.0
 QUEUE_S: Final = 3600.0
 """Far above any queue deadline of the decider, which is the one that counts: a backstop."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller wants, checked."""
-
-    model: str
-    kind: Literal["chat", "completion"]
-    streamed: bool
-    body: bytes
-    """As received."""
-    prompt_bytes: int
-    max_tokens: int | None
-    body_sha256: str
-
-
-class Sink(Protocol):
-    """Where a call's output goes."""
-
-    keepalive_s: float | None
-    """How often a waiting caller is told so; None: not at all."""
-    sends: bool
-    """Whether text reaches the caller before the end (then a lost instance can't be made good any more)."""
-
-    async def waiting(self, reason: str, place: int) -> None: ...
-
-    async def started(self) -> None: ...
-
-    async def text(self, text: str) -> None: ...
-
-    def restarted(self) -> None:
-        """The text so far is void (never called once text was sent)."""
-        ...
-
-
-class _Lost(Exception):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-
-
 class Call:
-    """Attributes: request (its id), prompt_tokens, completion_tokens (so far), first_token_at_ms."""
+    """Attributes: request (its id)."""
 
     def __init__(self, gateway: Gateway, ask: Ask) -> None:
         self.request = ids.new(ids.REQUEST)
         self._gateway, self._ask = gateway, ask
-        self.prompt_tokens = self.completion_tokens = 0
-        self.first_token_at_ms: int | None = None
-        self._chars = 0
-        self._routed: Routed | None = None
-        """Set while the request may be running in an engine."""
+        self._attempt: Attempt | None = None
         self._ended = False
         self._stop: ApiError | None = None
         self._scope: asyncio.Timeout | None = None
@@ -133,15 +89,13 @@ class Call:
         answer = await self._admit()
         while True:
             routed = answer if isinstance(answer, Routed) else await self._wait(answer, watch, sink)
-            self._routed = routed
+            self._attempt = Attempt(self._gateway.frontends, routed, self._ask, partial(self._endpoint, routed.instance))
             try:
-                finish = await self._stream(routed, sink)
-            except _Lost as lost:
-                self._routed = None
-                answer = await self._interrupt(lost, routed, sink)
+                finish = await self._attempt.run(sink)
+            except Lost as lost:
+                self._attempt.over = True
+                answer = await self._interrupt(lost, self._attempt, sink)
             else:
-                self._routed = None
-                self.prompt_tokens, self.completion_tokens = finish.prompt_tokens, finish.completion_tokens
                 self._end("finished", finish_reason=finish.finish_reason)
                 return finish
 
@@ -193,6 +147,10 @@ class Call:
                 case _:
                     continue
 
+    def _endpoint(self, instance: str) -> str | None:
+        known = self._gateway.view.fleet.instances.get(instance)
+        return known.endpoint if known is not None else None
+
     def _routed_now(self, known: Request) -> Routed | None:
         """Where a state (not an event) says that the request runs."""
         fleet = self._gateway.view.fleet
@@ -204,90 +162,20 @@ class Call:
             endpoint=instance.endpoint, grant=known.grant, attempt=known.attempts, model=known.model,
         )  # fmt: skip
 
-    async def _stream(self, routed: Routed, sink: Sink) -> Finish:
-        frontends = self._gateway.frontends
-        attached, give_up_at = False, 0.0
-        while True:
-            lines = (
-                frontends.reattach(routed, self._chars)
-                if attached
-                else frontends.generate(routed, self._ask.kind, self._ask.body)
-            )
-            try:
-                async with aclosing(lines):
-                    async for batch in lines:
-                        attached, give_up_at = True, 0.0
-                        if (finish := await self._take(batch, sink)) is not None:
-                            return finish
-                raise Broken("the frontend's stream ended early")
-            except Rejected as rejected:
-                if rejected.code != "request_exists":
-                    raise self._rejected(rejected) from rejected
-                attached = True
-            except Broken as broken:
-                now = time.monotonic()
-                give_up_at = give_up_at or now + REATTACH_S
-                if now > give_up_at:
-                    raise _Lost("frontend_lost", f"the frontend at {routed.endpoint} is gone: {broken}") from broken
-                await asyncio.sleep(REATTACH_PAUSE_S)
-
-    async def _take(self, batch: list[Line], sink: Sink) -> Finish | None:
-        """Pass on what one read brought; text in one piece."""
-        text, finish, fault = "", None, None
-        for line in batch:
-            match line:
-                case Delta():
-                    text += line.text
-                    self.completion_tokens = line.tokens
-                case Start():
-                    self.prompt_tokens = line.prompt_tokens
-                    await sink.started()
-                case Finish():
-                    finish = line
-                case Fault():
-                    fault = line
-        if text:
-            if self.first_token_at_ms is None:
-                self.first_token_at_ms = time.time_ns() // 1_000_000
-            self._chars += len(text)
-            await sink.text(text)
-        if fault is not None:
-            if fault.code in ("too_long", "invalid", "aborted"):
-                self._routed = None
-                raise ApiError.ended(fault.code, fault.message)
-            raise _Lost(fault.code, fault.message)
-        return finish
-
-    def _rejected(self, rejected: Rejected) -> Exception:
-        if rejected.status == 400:
-            self._routed = None
-            return ApiError(400, rejected.code, rejected.message, param=rejected.param)
-        return _Lost(rejected.code, rejected.message)
-
-    async def _interrupt(self, lost: _Lost, routed: Routed, sink: Sink) -> Answer:
+    async def _interrupt(self, lost: Lost, attempt: Attempt, sink: Sink) -> Answer:
         """Have a request whose instance is gone queued again, or failed."""
-        sent = self._chars if sink.sends else 0
+        report = Interrupt(
+            request=self.request, attempt=attempt.routed.attempt, sent_chars=attempt.chars if sink.sends else 0, code=lost.code,
+            message=lost.message, prompt_tokens=attempt.prompt_tokens, completion_tokens=attempt.completion_tokens,
+        )  # fmt: skip
         try:
-            answer = await self._gateway.interrupt(
-                Interrupt(
-                    request=self.request,
-                    attempt=routed.attempt,
-                    sent_chars=sent,
-                    code=lost.code,
-                    message=lost.message,
-                    prompt_tokens=self.prompt_tokens,
-                    completion_tokens=self.completion_tokens,
-                )  # fmt: skip
-            )
+            answer = await self._gateway.interrupt(report)
         except Refused as refused:
-            if refused.code is not Code.UNAVAILABLE:
-                self._ended = self._ended or refused.code is Code.REQUEST_UNKNOWN
+            self._ended = self._ended or refused.code is Code.REQUEST_UNKNOWN
             raise ApiError.ended(lost.code, lost.message) from refused
         if not isinstance(answer, Routed | Queued):
             self._ended = True  # the decider has failed it
             raise ApiError.ended(lost.code, lost.message)
-        self._chars = self.completion_tokens = 0
-        self.first_token_at_ms = None
         sink.restarted()
         return answer
 
@@ -295,15 +183,19 @@ class Call:
         self, outcome: Literal["finished", "failed", "cancelled"], *, code: str = "", message: str = "",
         by: Literal["caller", "operator", "gateway"] = "caller", finish_reason: str = "",
     ) -> None:  # fmt: skip
-        routed, self._routed = self._routed, None
-        end = None if self._ended else End(
-            request=self.request, outcome=outcome, finish_reason=finish_reason, code=code, message=message, by=by,
-            prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens,
-            first_token_at_ms=self.first_token_at_ms,
-        )  # fmt: skip
-        self._ended = True
-        if routed is not None:
-            self._gateway.spawn(self._abort(routed, end))
+        """Leave one end behind, unless there is one; a generation that may still run is aborted first."""
+        attempt, self._attempt = self._attempt, None
+        end = None
+        if not self._ended:
+            self._ended = True
+            end = End(
+                request=self.request, outcome=outcome, finish_reason=finish_reason, code=code, message=message, by=by,
+                prompt_tokens=attempt.prompt_tokens if attempt else 0,
+                completion_tokens=attempt.completion_tokens if attempt else 0,
+                first_token_at_ms=attempt.first_token_at_ms if attempt else None,
+            )  # fmt: skip
+        if attempt is not None and not attempt.over:
+            self._gateway.spawn(self._abort(attempt.routed, end))
         elif end is not None:
             self._gateway.ends.add(end)
 

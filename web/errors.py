@@ -28,6 +28,7 @@ STATUS: Final[Mapping[Code, int]] = {
     Code.STALE: 409,
     Code.GATEWAY_UNKNOWN: 503,
     Code.UNAVAILABLE: 503,
+    Code.FAULT: 500,
 }
 
 ENDED_STATUS: Final[Mapping[str, int]] = {

@@ -52,7 +52,7 @@ class Gateway:
         self.gateway = ids.new(ids.GATEWAY)
         self.ends = Ends(bus, self.actor)
         self.opened = asyncio.Event()
-        self.stopping = False
+        self.stopping = self._closed = False
         self._released = asyncio.Event()
         self._opened_at = 0
         self._held: dict[str, Held] = {}
@@ -168,7 +168,9 @@ class Gateway:
 
     async def close(self, deadline_s: float = 1.2) -> None:
         """Stop the open streams, end their requests, close the gateway; the plane ends whatever is left by itself."""
-        self.stopping = True
+        if self._closed:
+            return
+        self.stopping = self._closed = True
         until = time.monotonic() + deadline_s
         if self._held:
             self._released.clear()

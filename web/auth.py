@@ -1,0 +1,140 @@
+"""The gate before every route: the Host header, who asks, what they may, and the headers that every answer carries."""
+
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from litestar.datastructures import Headers
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from web.errors import ApiError
+from web.keyring import Identity, Keyring, missing
+from web.sessions import COOKIE, Sessions
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARD: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
+OPEN: Final = frozenset({"/livez", "/readyz", "/login", "/favicon.ico"})
+OPEN_UNDER: Final = "/static/"
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SECURITY: Final = [
+    (b"content-security-policy", CSP.encode()), (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]  # fmt: skip
+
+
+class Gate:
+    """ASGI middleware. Leaves the caller's `Identity` (or None on open paths) in `scope["user"]`."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, sessions: Sessions, host: str) -> None:
+        self._app, self._keyring, self._sessions = app, keyring, sessions
+        self._hosts = None if host in WILDCARD else LOOPBACK | {host}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP:
+            return  # there is nothing but HTTP here
+        http = scope
+        send = _secured(send)
+        try:
+            scope["user"] = await self._admit(http)
+        except ApiError as error:
+            await _refuse(http, send, error)
+            return
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: HTTPScope) -> Identity | None:
+        headers = Headers.from_scope(scope)
+        host = headers.get("host", "")
+        if self._hosts is not None and _hostname(host) not in self._hosts:
+            message = f"Host {host[:100]!r} is not this server; a page of another site can't use it"
+            raise ApiError(421, "wrong_host", message)
+        path = scope["path"]
+        identity = await self._identify(headers)
+        if identity is None:
+            if path in OPEN or path.startswith(OPEN_UNDER):
+                return None
+            raise missing()
+        if identity.scope != "admin" and not (path.startswith("/v1/") or path in OPEN):
+            raise ApiError(403, "scope", f"token '{identity.name}' is for /v1 only; this needs one of scope 'admin'")
+        if identity.cookie and scope["method"] not in SAFE:
+            _same_origin(headers, host)
+        return identity
+
+    async def _identify(self, headers: Headers) -> Identity | None:
+        authorization = headers.get("authorization")
+        if authorization is not None:
+            kind, _, token = authorization.partition(" ")
+            if kind.lower() != "bearer":
+                raise missing()
+            return await self._keyring.identify(token.strip())
+        value = session_value(headers)
+        if value is not None and self._sessions.valid(value):
+            return Identity(name="browser", scope="admin", cookie=True)
+        return None
+
+
+def session_value(headers: Headers) -> str | None:
+    """The session cookie's value, if the browser sent one."""
+    raw = headers.get("cookie")
+    if raw is None or COOKIE not in raw:
+        return None
+    try:
+        morsel = SimpleCookie(raw).get(COOKIE)
+    except CookieError:
+        return None
+    return morsel.value if morsel is not None else None
+
+
+def identity_of(scope: Any) -> Identity:
+    """Who asks, behind the gate."""
+    user = scope.get("user")
+    if not isinstance(user, Identity):
+        raise missing()
+    return user
+
+
+def _same_origin(headers: Headers, host: str) -> None:
+    """Refuse what another site's page sends with our cookie. Browsers say where a request comes from; others have no cookie."""
+    site = headers.get("sec-fetch-site")
+    origin = headers.get("origin")
+    if site in ("same-origin", "none") or (site is None and origin is not None and urlsplit(origin).netloc == host):
+        return
+    message = "this request comes from another site's page (Origin, Sec-Fetch-Site); programs use a token"
+    raise ApiError(403, "cross_site", message)
+
+
+def _hostname(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _secured(send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            given = {name.lower() for name, _ in headers}
+            message["headers"] = headers + [pair for pair in SECURITY if pair[0] not in given]
+        await send(message)
+
+    return wrapped
+
+
+async def _refuse(scope: HTTPScope, send: Send, error: ApiError) -> None:
+    """Answer an error; a browser that is merely not logged in is shown the way."""
+    path = scope["path"]
+    accepts = Headers.from_scope(scope).get("accept", "")
+    if error.status == 401 and scope["method"] == "GET" and "text/html" in accepts and not path.startswith(("/v1", "/api")):
+        status, body, extra = 303, b"", [(b"location", b"/login")]
+    else:
+        status, body = error.status, error.body(path)
+        extra = [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in error.headers.items())]
+    headers = [*extra, (b"content-length", str(len(body)).encode())]
+    start: Any = {"type": "http.response.start", "status": status, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,83 @@
+"""What this process reads from the log: pages of events, each by an index. An outage of Postgres is UNAVAILABLE."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+import sqlalchemy.exc
+
+from controlplane.envelope import Recorded
+from controlplane.log.postgres import COLUMNS, borrowed, engine, recorded
+from controlplane.refusal import Code, Refused
+
+READERS: Final = 4
+ENDINGS: Final = {"finished": "RequestFinished", "failed": "RequestFailed", "cancelled": "RequestCancelled"}
+_ENDED: Final = "type in ('RequestFinished', 'RequestFailed', 'RequestCancelled')"
+"""As the partial indexes `event_ended` and `event_ended_of_model` say it."""
+
+
+class History:
+    """Raises Refused(UNAVAILABLE) while Postgres is away."""
+
+    def __init__(self, postgres_url: str) -> None:
+        self._pool = engine(postgres_url, size=READERS)
+
+    async def close(self) -> None:
+        await self._pool.dispose()
+
+    async def events_after(
+        self, after: int, *, limit: int, stream: str | None = None, type: str | None = None
+    ) -> list[Recorded]:
+        """Events at positions above `after`, oldest first."""
+        return await self._select(_where("position > {}", after, stream=stream, type=type), "position", limit)
+
+    async def page_of_events(
+        self, *, before: int | None, limit: int, stream: str | None = None, type: str | None = None,
+        types: Sequence[str] | None = None,
+    ) -> list[Recorded]:  # fmt: skip
+        """Newest first, at positions below `before`; `types`: any of them."""
+        parts = _where("position < coalesce({}, 9223372036854775807)", before, stream=stream, type=type)
+        if types is not None:
+            parts.append(("type = any({})", list(types)))
+        return await self._select(parts, "position desc", limit)
+
+    async def page_of_ended(
+        self, *, before: int | None, limit: int, model: str | None = None, outcome: str | None = None
+    ) -> list[Recorded]:
+        """Events that ended a request, newest first; `outcome` is finished, failed or cancelled."""
+        parts = _where(f"{_ENDED} and position < coalesce({{}}, 9223372036854775807)", before)
+        if model is not None:
+            parts.append(("(data ->> 'model') = {}", model))
+        if outcome is not None:
+            parts.append(("type = {}", ENDINGS[outcome]))
+        return await self._select(parts, "position desc", limit)
+
+    async def page_of_operation(self, operation: str, *, before: int | None, limit: int) -> list[Recorded]:
+        """All that an operation caused, newest first."""
+        parts: list[tuple[str, object]] = [("operation = {}", operation)]
+        parts.append(("position < coalesce({}, 9223372036854775807)", before))
+        return await self._select(parts, "position desc", limit)
+
+    async def of_stream(self, stream: str, limit: int = 1000) -> list[Recorded]:
+        """One aggregate's events, oldest first."""
+        return await self._select([("stream = {}", stream)], "version", limit)
+
+    async def _select(self, parts: list[tuple[str, object]], order: str, limit: int) -> list[Recorded]:
+        """Conditions are ours, values are bound."""
+        conditions = " and ".join(text.format(f"${nth}") for nth, (text, _) in enumerate(parts, start=1))
+        query = f"select {COLUMNS} from event where {conditions} order by {order} limit ${len(parts) + 1}"  # noqa: S608
+        try:
+            async with borrowed(self._pool) as connection:
+                rows: list[Any] = await connection.fetch(query, *(value for _, value in parts), limit)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlalchemy.exc.SQLAlchemyError) as error:
+            raise Refused(Code.UNAVAILABLE, f"the log can't be read now: {error!r}", retry_after_ms=2000) from error
+        return [recorded(row) for row in rows]
+
+
+def _where(first: str, value: object, *, stream: str | None = None, type: str | None = None) -> list[tuple[str, object]]:
+    parts: list[tuple[str, object]] = [(first, value)]
+    if stream is not None:
+        parts.append(("stream = {}", stream))
+    if type is not None:
+        parts.append(("type = {}", type))
+    return parts

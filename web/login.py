@@ -1,0 +1,73 @@
+"""Logging in with a one-time link or a token, and out again."""
+
+from typing import Annotated, Any, Final
+
+from litestar import Request, Response, get, post
+from litestar.datastructures import Cookie
+from litestar.params import Parameter
+
+from web.auth import session_value
+from web.errors import ApiError
+from web.sessions import COOKIE, SESSION_S
+from web.tokens import drop_old_codes, use_login_code
+
+PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>enginehouse: log in</title>
+<meta name="viewport" content="width=device-width">
+<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/base.css"></head>
+<body><main class="login"><h1>enginehouse</h1>
+<p>Open the link that <code>enginehouse up</code> printed, make a new one with <code>enginehouse login</code>,
+or give an API token.</p>
+<form method="post" action="/login"><label>Token
+<input name="token" type="password" autocomplete="off" required autofocus></label>
+<button>Log in</button></form></main></body></html>
+"""
+
+
+@get("/login", include_in_schema=False)
+async def login(
+    request: Request[Any, Any, Any], code: Annotated[str | None, Parameter(max_length=200)] = None
+) -> Response[bytes]:
+    """With a code from a login link: a session. Without: a form."""
+    if code is None:
+        return Response(PAGE.encode(), media_type="text/html")
+    services = request.app.state.services
+    services.sessions.allow_attempt()
+    drop_old_codes(services.data)
+    if not use_login_code(services.data, code):
+        services.sessions.failed()
+        raise ApiError(403, "login_code", "this login link was used already, or is too old; make one with 'enginehouse login'")
+    return _entered(services.sessions.issue())
+
+
+@post("/login", status_code=303, include_in_schema=False)
+async def login_with_token(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """The form: a token of scope `admin` gives a session."""
+    services = request.app.state.services
+    services.sessions.allow_attempt()
+    form = await request.form()
+    try:
+        identity = await services.keyring.identify(str(form.get("token", "")).strip())
+    except ApiError as error:
+        if error.status == 401:
+            services.sessions.failed()
+        raise
+    if identity.scope != "admin":
+        raise ApiError(403, "scope", f"token '{identity.name}' is for /v1 only; the pages need one of scope 'admin'")
+    return _entered(services.sessions.issue())
+
+
+@post("/logout", status_code=303, include_in_schema=False)
+async def logout(request: Request[Any, Any, Any]) -> Response[bytes]:
+    value = session_value(request.headers)
+    if value is not None:
+        request.app.state.services.sessions.revoke(value)
+    return Response(b"", status_code=303, headers={"location": "/login"}, cookies=[_cookie("", 0)])
+
+
+def _entered(value: str) -> Response[bytes]:
+    return Response(b"", status_code=303, headers={"location": "/"}, cookies=[_cookie(value, SESSION_S)])
+
+
+def _cookie(value: str, max_age: int) -> Cookie:
+    return Cookie(key=COOKIE, value=value, max_age=max_age, path="/", httponly=True, samesite="strict")

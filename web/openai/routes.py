@@ -1,0 +1,94 @@
+"""Routes under /v1."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, Router, get, post
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec.enums import OpenAPIType
+
+from controlplane.fleet import Fleet, Model
+from web.openai import bodies
+from web.openai.length import check_length
+from web.openai.responses import CallResponse
+from web.services import Services
+
+
+def _services(request: Request[Any, Any, Any]) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def _body(*required: str) -> RequestBody:
+    fields = {"model": Schema(type=OpenAPIType.STRING), "stream": Schema(type=OpenAPIType.BOOLEAN)}
+    fields |= {"max_tokens": Schema(type=OpenAPIType.INTEGER, minimum=1)}
+    fields |= {name: Schema(type=OpenAPIType.ARRAY if name == "messages" else OpenAPIType.STRING) for name in required}
+    schema = Schema(type=OpenAPIType.OBJECT, required=["model", *required], properties={**fields})
+    return RequestBody(content={"application/json": OpenAPIMediaType(schema=schema)}, required=True)
+
+
+@dataclass
+class _ChatOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body("messages")
+
+
+@dataclass
+class _CompletionOperation(Operation):
+    def __post_init__(self) -> None:
+        self.request_body = _body("prompt")
+
+
+@post("/chat/completions", status_code=200, operation_class=_ChatOperation, summary="Chat completion, streamed or not")
+async def chat_completions(request: Request[Any, Any, Any]) -> CallResponse:
+    services = _services(request)
+    body, ask = bodies.chat(await request.body())
+    await check_length(services.bus, services.view.fleet, ask, len(body.messages))
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return CallResponse(services.gateway, ask, include_usage=include_usage)
+
+
+@post("/completions", status_code=200, operation_class=_CompletionOperation, summary="Text completion, streamed or not")
+async def completions(request: Request[Any, Any, Any]) -> CallResponse:
+    services = _services(request)
+    body, ask = bodies.completion(await request.body())
+    await check_length(services.bus, services.view.fleet, ask, 1)
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return CallResponse(services.gateway, ask, include_usage=include_usage)
+
+
+@get("/models", summary="Models that can be asked for")
+async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
+    fleet = _services(request).view.fleet
+    names = [model.model for model in fleet.models.values() if not model.retired] + list(fleet.aliases)
+    return _json({"object": "list", "data": [_entry(name, fleet) for name in sorted(names)]})
+
+
+@get("/models/{model:str}", summary="One model, by name or alias")
+async def model(request: Request[Any, Any, Any], model: str) -> Response[bytes]:
+    fleet = _services(request).view.fleet
+    known = fleet.resolve(model)
+    if known is None or known.retired:
+        raise bodies.unknown_model(model)
+    return _json(_entry(model, fleet))
+
+
+def _entry(name: str, fleet: Fleet) -> dict[str, object]:
+    known: Model | None = fleet.resolve(name)
+    assert known is not None
+    entry: dict[str, object] = {
+        "id": name, "object": "model", "created": known.registered_ms // 1000, "owned_by": "enginehouse",
+    }  # fmt: skip
+    if name != known.model:
+        entry["root"] = known.model
+    if known.facts is not None:
+        entry["max_model_len"] = known.facts.context_tokens
+    return entry
+
+
+def _json(body: object) -> Response[bytes]:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+router = Router(path="/v1", route_handlers=[chat_completions, completions, models, model], tags=["OpenAI"])

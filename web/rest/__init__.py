@@ -1,0 +1,1 @@
+"""The plane's own REST API under /api."""

@@ -1,0 +1,60 @@
+"""Operators' commands over REST: models registered, revised, retired, loaded, put to sleep, stopped, retried: 202."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from litestar import Request, Response, delete, post, put
+from litestar.params import Body, Parameter
+
+from controlplane.commands import AnyCommand, Load, RegisterModel, RetireModel, Retry, ReviseModel, Sleep, Stop
+from controlplane.settings import spec_from_fields
+from web.errors import ApiError
+from web.rest.asking import Accepted, Changed, answered, command
+
+Ask = Request[Any, Any, Any]
+Outcome = Response[Changed | Accepted]
+Key = Annotated[str | None, Parameter(header="Idempotency-Key", max_length=255, description="Makes a repeated call harmless")]
+Fields = Annotated[dict[str, Any], Body(description="The fields of a `[[model]]` table of the settings file")]
+
+
+@post("/models", status_code=202, summary="Register a model")
+async def register(request: Ask, data: Fields, key: Key = None) -> Outcome:
+    return answered(await command(request, RegisterModel(spec=spec_from_fields(data))))
+
+
+@put("/models/{name:str}", status_code=202, summary="Revise a model: the whole spec as it shall be")
+async def revise(request: Ask, name: str, data: Fields, key: Key = None) -> Outcome:
+    fields: Mapping[str, object] = {"name": name, **data}
+    if fields["name"] != name:
+        message = f"'name' is {str(fields['name'])[:100]!r} in the body and {name[:100]!r} in the path"
+        raise ApiError(400, "invalid", message, param="name")
+    return answered(await command(request, ReviseModel(spec=spec_from_fields(fields))))
+
+
+@delete("/models/{name:str}", status_code=202, summary="Retire a model: no new requests, running ones finish")
+async def retire(request: Ask, name: str, key: Key = None) -> Outcome:
+    return answered(await command(request, RetireModel(model=name)))
+
+
+@post("/models/{name:str}/load", status_code=202, summary="Bring a model up")
+async def load(request: Ask, name: str, key: Key = None) -> Outcome:
+    return await _operate(request, Load(model=name))
+
+
+@post("/models/{name:str}/sleep", status_code=202, summary="Take a model's instances to sleep: the skeleton stays")
+async def sleep(request: Ask, name: str, key: Key = None) -> Outcome:
+    return await _operate(request, Sleep(model=name))
+
+
+@post("/models/{name:str}/stop", status_code=202, summary="End the processes of a model's instances")
+async def stop(request: Ask, name: str, key: Key = None) -> Outcome:
+    return await _operate(request, Stop(model=name))
+
+
+@post("/models/{name:str}/retry", status_code=202, summary="End a model's back-off or rejection and try again")
+async def retry(request: Ask, name: str, key: Key = None) -> Outcome:
+    return await _operate(request, Retry(model=name))
+
+
+async def _operate(request: Ask, body: AnyCommand) -> Outcome:
+    return answered(await command(request, body))

@@ -1,0 +1,48 @@
+"""The log itself: events by page, one event, and all new ones as a stream."""
+
+from typing import Annotated, Any
+
+from litestar import Request, Response, get
+from litestar.params import Parameter
+from litestar.response import Stream
+
+from controlplane.envelope import to_wire
+from web.errors import ApiError
+from web.rest.asking import services_of
+from web.rest.fleet import Position
+from web.rest.following import feed
+from web.rest.operations import Limit
+
+Ask = Request[Any, Any, Any]
+Name = Annotated[str | None, Parameter(max_length=200)]
+
+
+@get("/events", description="In order from `after`; or with `before` (or nothing) the newest first.")
+async def events(
+    request: Ask, *, after: Position = None, before: Position = None, limit: Limit = 100, stream: Name = None, type: Name = None
+) -> Response[bytes]:
+    past = services_of(request).history
+    if after is not None:
+        found = await past.events_after(after, limit=limit, stream=stream, type=type)
+    else:
+        found = await past.page_of_events(before=before, limit=limit, stream=stream, type=type)
+    return Response(b"[" + b",".join(to_wire(recorded) for recorded in found) + b"]", media_type="application/json")
+
+
+@get("/events/{position:int}")
+async def event(request: Ask, position: Annotated[int, Parameter(ge=1, le=2**62)]) -> Response[bytes]:
+    found = await services_of(request).history.events_after(position - 1, limit=1)
+    if not found or found[0].position != position:
+        raise ApiError(404, "event_unknown", f"the log has no event {position} yet", details={"position": position})
+    return Response(to_wire(found[0]), media_type="application/json")
+
+
+@get("/events/follow", description="Server-sent events: all after `after` (default: from now on), with positions as ids.")
+async def follow_events(
+    request: Ask, *, after: Position = None, stream: Name = None, type: Name = None,
+    last: Annotated[int | None, Parameter(header="Last-Event-ID", ge=0, le=2**62)] = None,
+) -> Stream:  # fmt: skip
+    services = services_of(request)
+    start = last if last is not None else after
+    events = feed(services, services.view.fleet.position if start is None else start, stream, type)
+    return Stream(events, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"})

@@ -1,0 +1,82 @@
+"""Operations: open ones from the view, with progress; ended ones from the log."""
+
+from typing import Annotated, Any, Final
+
+from litestar import Request, get
+from litestar.params import Parameter
+
+from controlplane.envelope import Recorded
+from controlplane.events import OperationFailed, OperationRequested, OperationSucceeded
+from web.errors import ApiError
+from web.rest import portray, shapes
+from web.rest.asking import fleet_after, services_of
+from web.rest.fleet import Position
+from web.services import Services
+
+Ask = Request[Any, Any, Any]
+Limit = Annotated[int, Parameter(ge=1, le=1000)]
+WAIT_MOST_S: Final = 60.0
+"""Longest `?wait=`: below the idle limits of proxies."""
+ENDS: Final = ("OperationSucceeded", "OperationFailed")
+
+
+@get("/operations", description="Open operations, then ended ones, newest first.")
+async def operations(request: Ask, after: Position = None, limit: Limit = 100) -> list[shapes.OperationView]:
+    services = services_of(request)
+    fleet = await fleet_after(services, after)
+    still_open = sorted(fleet.operations.values(), key=lambda known: -known.requested_ms)
+    shown = [portray.operation(fleet, services.view.beats, known) for known in still_open][:limit]
+    if len(shown) < limit:
+        ended = await services.history.page_of_events(before=None, limit=limit - len(shown), types=ENDS)
+        shown += [_ended(recorded, None) for recorded in ended]
+    return shown
+
+
+@get("/operations/{name:str}", description="`wait`: up to so many seconds for its end.")
+async def operation(
+    request: Ask, name: str, after: Position = None,
+    wait: Annotated[float, Parameter(ge=0, le=WAIT_MOST_S)] = 0,
+) -> shapes.OperationView:  # fmt: skip
+    services = services_of(request)
+    fleet = await fleet_after(services, after)
+    if wait and name in fleet.operations:
+        try:
+            fleet = await services.view.wait_for(lambda now: name not in now.operations, wait)
+        except TimeoutError:
+            fleet = services.view.fleet
+    known = fleet.operations.get(name)
+    if known is not None:
+        return portray.operation(fleet, services.view.beats, known)
+    return await _past(services, name)
+
+
+async def _past(services: Services, name: str) -> shapes.OperationView:
+    events = await services.history.of_stream(f"operation:{name}")
+    if not events:
+        raise ApiError(404, "operation_unknown", f"there is no operation {name[:100]!r}", details={"operation": name[:100]})
+    return _ended(events[-1], events[0])
+
+
+def _ended(recorded: Recorded, first: Recorded | None) -> shapes.OperationView:
+    requested_ms = first.at_ms if first is not None else None
+    actor = first.actor if first is not None else ""
+    match recorded.event:
+        case OperationSucceeded() as e:
+            return shapes.OperationView(
+                operation=e.operation, kind=e.kind, state="succeeded", model=e.model, instance=e.instance, actor=actor,
+                requested_ms=requested_ms if requested_ms is not None else recorded.at_ms - e.took_ms,
+                position=recorded.position, took_ms=e.took_ms, note=e.note,
+            )  # fmt: skip
+        case OperationFailed() as e:
+            return shapes.OperationView(
+                operation=e.operation, kind=e.kind, state="failed", model=e.model, instance=e.instance, actor=actor,
+                requested_ms=requested_ms, position=recorded.position, code=e.code, message=e.message,
+                took_ms=recorded.at_ms - requested_ms if requested_ms is not None else None,
+            )  # fmt: skip
+        case OperationRequested() as e:
+            return shapes.OperationView(
+                operation=e.operation, kind=e.kind, state="open", model=e.model, instance=e.instance, actor=recorded.actor,
+                requested_ms=recorded.at_ms, position=recorded.position,
+            )  # fmt: skip
+        case other:
+            raise AssertionError(f"{type(other).__name__} is no event of an operation")

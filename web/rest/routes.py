@@ -1,0 +1,21 @@
+"""The router of /api."""
+
+from litestar import Router
+
+from web.rest.changes import load, register, retire, retry, revise, sleep, stop
+from web.rest.fleet import device, devices, instance, instances, model, models, node, nodes, weights
+from web.rest.history import event, events, follow_events
+from web.rest.operations import operation, operations
+from web.rest.requests import cancel_request, request_log, single_request
+
+router = Router(
+    path="/api",
+    tags=["Plane"],
+    route_handlers=[
+        nodes, node, devices, device, models, model, instances, instance, weights,
+        register, revise, retire, load, sleep, stop, retry,
+        request_log, single_request, cancel_request,
+        operations, operation,
+        events, event, follow_events,
+    ],
+)  # fmt: skip

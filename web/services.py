@@ -1,0 +1,108 @@
+"""What the web process is made of; routes find it as `app.state.services`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from nats.aio.client import Client
+
+from controlplane.bus import Bus
+from controlplane.plane import Plane
+from web.frontend import Frontends
+from web.gateway import Gateway
+from web.health import Health
+from web.history import History
+from web.keyring import Keyring
+from web.operator import Operator
+from web.pages import Site, Stage
+from web.plane_view import PlaneView
+from web.sessions import Sessions
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """`view` is the newest known state; `operator` sends operators' commands; `gateway` holds callers' requests."""
+
+    plane: Plane
+    bus: Bus
+    view: PlaneView
+    frontends: Frontends
+    gateway: Gateway
+    operator: Operator
+    keyring: Keyring
+    sessions: Sessions
+    health: Health
+    history: History
+    stage: Stage
+    _stops: set[Callable[[], None]] = field(default_factory=set)
+
+    @property
+    def stopping(self) -> bool:
+        return self.gateway.stopping
+
+    @contextmanager
+    def told_to_stop(self, call: Callable[[], None]) -> Iterator[None]:
+        """Have `call` called when the process is about to stop: streams end before the server waits for them."""
+        self._stops.add(call)
+        try:
+            yield
+        finally:
+            self._stops.discard(call)
+
+    async def stop_streams(self) -> None:
+        """End every stream, callers' and pages', and the requests behind them."""
+        self.gateway.stopping = True
+        self.stage.close()
+        for call in tuple(self._stops):
+            call()
+        await self.gateway.close()
+
+    @property
+    def data(self) -> Path:
+        return Path(self.plane.data)
+
+    @staticmethod
+    def make(plane: Plane) -> "Services":
+        """Everything, not connected to anything yet."""
+        bus = Bus(Client(), "web")
+        view = PlaneView(bus)
+        frontends = Frontends(plane.node_token)
+        gateway = Gateway(bus, view, frontends)
+        history = History(plane.postgres_url)
+        site = Site(url=f"http://{plane.web_host}:{plane.web_port}")
+        return Services(
+            plane=plane, bus=bus, view=view, frontends=frontends, gateway=gateway, operator=Operator(bus),
+            keyring=Keyring(plane.postgres_url), sessions=Sessions(plane.cookie_key), health=Health(bus, view, gateway),
+            history=history, stage=Stage(view, history, bus, site),
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Connect and follow in the background, for as long as it takes; on the way out close in order."""
+        async with self.frontends:
+            work = asyncio.create_task(self._run())
+            try:
+                yield
+            finally:
+                await self.stop_streams()
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                await self.keyring.close()
+                await self.history.close()
+                await self.bus.close()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.stage.run())
+                await self.bus.open(self.plane, deadline_s=None)
+                group.create_task(self.view.run())
+                group.create_task(self.gateway.run())
+        except Exception:
+            _log.exception("web_stopped_following")
+            raise
