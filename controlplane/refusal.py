@@ -36,6 +36,8 @@ class Code(StrEnum):
     GATEWAY_UNKNOWN = "gateway_unknown"
     UNAVAILABLE = "unavailable"
     """The plane itself (decider, bus, log) does not answer; try again."""
+    FAULT = "fault"
+    """A mistake of the plane's own; its log has the details under the command's id."""
 
 
 class Refused(Exception):

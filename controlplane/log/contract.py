@@ -1,0 +1,94 @@
+"""What every log does, and how it says no."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from controlplane.envelope import Recorded
+
+
+class Conflict(Exception):
+    """It contradicts the log (a version taken, a grant returned that held nothing): the writer errs. Nothing was written."""
+
+
+class StaleEpoch(Conflict):
+    """Another decider reigns. Nothing was written; this one must stop."""
+
+
+class HeadMoved(Conflict):
+    """The log has events that the writer did not see. Nothing was written; it must fold them first."""
+
+
+class CellHeld(Conflict):
+    """A grant would take a cell that another one holds. Nothing was written."""
+
+
+class Repeated(Exception):
+    """Some of the commands have written their events before. Nothing was written; their first answers are in the log."""
+
+    def __init__(self, commands: Iterable[str]) -> None:
+        self.commands = frozenset(commands)
+        super().__init__(f"already in the log: {', '.join(sorted(self.commands))}")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A folded state as it is stored: `state` is opaque here (see `snapshots`), `digest` its BLAKE2b-256."""
+
+    position: int
+    evolve_version: int
+    state: bytes
+    digest: bytes
+
+
+class Log(Protocol):
+    """The log as the desk, the relay and the audit see it. Positions count from 1 without gaps, in commit order."""
+
+    async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
+        """Write `events` (at least one, with the positions after the head) in one commit, or nothing.
+
+        Raises StaleEpoch, HeadMoved, Repeated, CellHeld or Conflict. Anything else means that nobody knows whether
+        it was written: the writer must stop and fold the log again.
+        """
+        ...
+
+    async def begin_reign(self, host: str, pid: int) -> int:
+        """Raise the epoch and return it: from now on every append with an older one is refused."""
+        ...
+
+    async def head(self) -> int:
+        """The last position; 0: empty."""
+        ...
+
+    async def read(self, after: int, limit: int = 5000) -> list[Recorded]:
+        """Up to `limit` events with positions above `after`, in order."""
+        ...
+
+    async def of_commands(self, commands: Sequence[str]) -> dict[str, list[Recorded]]:
+        """The events that each of these commands wrote, in order; commands that wrote none are left out."""
+        ...
+
+    async def of_command(self, command: str) -> list[Recorded]: ...
+
+    async def of_stream(self, stream: str, after_version: int = 0, limit: int = 1000) -> list[Recorded]:
+        """Events of one stream with versions above `after_version`, in order."""
+        ...
+
+    async def first_since(self, at_ms: int) -> int:
+        """Position of the first event at or after `at_ms` (Unix milliseconds); the head + 1 when there is none.
+
+        The log's time never runs backwards, so this is a search by halves.
+        """
+        ...
+
+    async def holding(self) -> dict[tuple[str, int], int]:
+        """(device, cell) -> number of the grant that holds it."""
+        ...
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep it and the two before it; drop the older ones."""
+        ...
+
+    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
+        """Snapshots of that version at or before position `up_to`, newest first."""
+        ...

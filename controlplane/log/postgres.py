@@ -1,0 +1,170 @@
+"""The log in Postgres. The append is one prepared call on a connection of its own; reads borrow from a small pool."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Self
+
+import asyncpg
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from controlplane.envelope import Recorded, decode_event, encode_event
+from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch
+from controlplane.log.holding import change
+
+APPEND_S: Final = 20.0
+"""A commit that takes longer is given up, and the writer with it: a disk that hangs must not look like a busy one."""
+CONNECT_S: Final = 10.0
+READERS: Final = 4
+SNAPSHOTS_KEPT: Final = 3
+COLUMNS: Final = "position, stream, version, type, v, at, command, ordinal, operation, because, actor, trace, data::text"
+_APPEND: Final = f"select append({', '.join(f'${n}' for n in range(1, 20))})"
+_REFUSALS: Final = {"EH001": StaleEpoch, "EH002": HeadMoved, "EH004": Conflict}
+
+
+def engine(url: str, *, size: int = READERS) -> AsyncEngine:
+    """An engine for a URL as asyncpg reads it (`?host=` may name a socket directory), without transactions of its own."""
+
+    async def connect() -> Any:
+        return await asyncpg.connect(url, timeout=CONNECT_S)
+
+    return create_async_engine(
+        "postgresql+asyncpg://", async_creator=connect, isolation_level="AUTOCOMMIT", pool_size=size, max_overflow=size
+    )
+
+
+@asynccontextmanager
+async def borrowed(pool: AsyncEngine) -> AsyncIterator[Any]:
+    """The driver's own connection, out of the engine's pool."""
+    async with pool.connect() as connection:
+        yield await driver(connection)
+
+
+async def driver(connection: AsyncConnection) -> Any:
+    return (await connection.get_raw_connection()).driver_connection
+
+
+class PostgresLog:
+    """See `contract.Log`. `open` connects, `close` ends it. Only one task may append."""
+
+    def __init__(self, pool: AsyncEngine, writer: AsyncConnection, append: Any) -> None:
+        self.pool = pool
+        self._writer = writer
+        self._append = append
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        pool = engine(url, size=READERS + 1)
+        writer = await pool.connect()
+        return cls(pool, writer, await (await driver(writer)).prepare(_APPEND))
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self.pool.dispose()
+
+    async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
+        try:
+            await self._append.fetchval(*_arrays(epoch, events), timeout=APPEND_S)
+        except asyncpg.UniqueViolationError as error:
+            raise await self._violation(error, events) from error
+        except asyncpg.PostgresError as error:
+            refusal = _REFUSALS.get(error.sqlstate)
+            if refusal is None:
+                raise
+            raise refusal(error.args[0]) from error
+
+    async def _violation(self, error: Any, events: Sequence[Recorded]) -> Exception:
+        if error.constraint_name == "holding_cell":
+            return CellHeld(error.detail)
+        repeated = await self.of_commands(list({event.command for event in events}))
+        return Repeated(repeated) if repeated else Conflict(f"{error.args[0]}: {error.detail}")
+
+    async def begin_reign(self, host: str, pid: int) -> int:
+        async with self._reading() as connection:
+            epoch: int = await connection.fetchval("select begin_reign($1, $2)", host, pid)
+            return epoch
+
+    async def head(self) -> int:
+        async with self._reading() as connection:
+            position: int = await connection.fetchval("select position from head")
+            return position
+
+    async def read(self, after: int, limit: int = 5000) -> list[Recorded]:
+        return await self._rows("position > $1 order by position limit $2", after, limit)
+
+    async def of_commands(self, commands: Sequence[str]) -> dict[str, list[Recorded]]:
+        found: dict[str, list[Recorded]] = {}
+        for event in await self._rows("command = any($1::text[]) order by position", list(commands)):
+            found.setdefault(event.command, []).append(event)
+        return found
+
+    async def of_command(self, command: str) -> list[Recorded]:
+        return (await self.of_commands([command])).get(command, [])
+
+    async def of_stream(self, stream: str, after_version: int = 0, limit: int = 1000) -> list[Recorded]:
+        return await self._rows("stream = $1 and version > $2 order by version limit $3", stream, after_version, limit)
+
+    async def first_since(self, at_ms: int) -> int:
+        async with self._reading() as connection:
+            first: int = await connection.fetchval("select first_since($1)", at_ms)
+            return first
+
+    async def holding(self) -> dict[tuple[str, int], int]:
+        async with self._reading() as connection:
+            rows = await connection.fetch("select device, cell, number from holding")
+            return {(device, cell): number for device, cell, number in rows}
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        async with self._reading() as connection, connection.transaction():
+            await connection.execute(
+                "insert into snapshot (position, evolve_version, state, digest) values ($1, $2, $3, $4) on conflict do nothing",
+                snapshot.position, snapshot.evolve_version, snapshot.state, snapshot.digest,
+            )  # fmt: skip
+            await connection.execute(
+                "delete from snapshot where (position, evolve_version) not in "
+                "(select position, evolve_version from snapshot order by position desc, evolve_version desc limit $1)",
+                SNAPSHOTS_KEPT,
+            )
+
+    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
+        async with self._reading() as connection:
+            rows = await connection.fetch(
+                "select position, evolve_version, state, digest from snapshot "
+                "where evolve_version = $1 and position <= coalesce($2, position) order by position desc",
+                evolve_version, up_to,
+            )  # fmt: skip
+            return [Snapshot(*row) for row in rows]
+
+    async def _rows(self, condition: str, *arguments: object) -> list[Recorded]:
+        async with self._reading() as connection:
+            rows = await connection.fetch(f"select {COLUMNS} from event where {condition}", *arguments)  # noqa: S608
+        return [recorded(row) for row in rows]
+
+    def _reading(self) -> AbstractAsyncContextManager[Any]:
+        return borrowed(self.pool)
+
+
+def recorded(row: Sequence[Any]) -> Recorded:
+    """Rebuild an event from a row of COLUMNS."""
+    position, stream, version, name, v, at, command, ordinal, operation, because, actor, trace, data = row
+    return Recorded(
+        position=position, stream=stream, version=version, at_ms=round(at.timestamp() * 1000), command=command, ordinal=ordinal,
+        event=decode_event(name, v, data), operation=operation, because=because, actor=actor, trace=trace,
+    )  # fmt: skip
+
+
+def _arrays(epoch: int, events: Sequence[Recorded]) -> tuple[object, ...]:
+    """The arguments of `append`, one list per column."""
+    for position, event in enumerate(events, events[0].position):
+        if event.position != position:
+            raise Conflict(f"event {event.position} stands at position {position}")
+    net = change(events)
+    return (
+        epoch, events[0].position - 1,
+        [event.stream for event in events], [event.version for event in events], [event.type for event in events],
+        [event.event.V for event in events], [event.at_ms for event in events], [event.command for event in events],
+        [event.ordinal for event in events], [event.operation for event in events], [event.because for event in events],
+        [event.actor for event in events], [event.trace for event in events],
+        [encode_event(event.event).decode() for event in events],
+        [device for device, _ in net.freed], [number for _, number in net.freed],
+        [device for device, _, _ in net.held], [cell for _, cell, _ in net.held], [number for _, _, number in net.held],
+    )  # fmt: skip

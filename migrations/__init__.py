@@ -1,0 +1,5 @@
+"""The database's schema. `upgrade` brings it to this release's; functions live one a file in `sql/`."""
+
+from migrations.upgrade import NewerSchema, newest, upgrade
+
+__all__ = ["NewerSchema", "newest", "upgrade"]
