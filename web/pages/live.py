@@ -40,10 +40,10 @@ async def operate(request: Request[Any, Any, Any], model: str) -> Response[str]:
     stage = stage_of(request)
     form = await request.form()
     verb = str(form.get("verb", ""))
-    name = getattr(request.scope.get("user"), "name", "browser")
+    actor = getattr(request.scope.get("user"), "actor", "operator:browser")
     if stage.sight.fleet.resolve(model) is None:
         raise Refused(Code.MODEL_UNKNOWN, f"there is no model {model!r}; it may have been retired: load the page again")
-    answered = await stage.operate(verb, model, f"operator:{name}")
+    answered = await stage.operate(verb, model, actor)
     if not request.headers.get("hx-request"):
         return html("", 303, {"location": f"/models/{quote(model)}"})
     operation = answered.operation if isinstance(answered, Opened) else None

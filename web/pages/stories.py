@@ -53,7 +53,8 @@ def _request_facts(shown: RequestRow) -> tuple[Fact, ...]:
     facts = [
         Fact("model", shown.model, f"/models/{shown.model}"), Fact("accepted", at_ms=shown.at_ms),
         Fact("kind", f"{shown.kind}, {'streamed' if shown.streamed else 'in one answer'}"),
-        Fact("queued", span(shown.queued_ms)), Fact("first token", span(shown.first_token_ms)), Fact("total", span(shown.took_ms)),
+        Fact("queued", span(shown.queued_ms)), Fact("first token", span(shown.first_token_ms)),
+        Fact("total", span(shown.took_ms)),
         Fact("tokens in, out", f"{count(shown.prompt_tokens)}, {count(shown.completion_tokens)}"),
         Fact("attempts", count(shown.attempts)),
     ]  # fmt: skip

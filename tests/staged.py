@@ -1,0 +1,330 @@
+"""A plane on a stage: events folded into a fleet and kept in a list; no decider, bus or database behind it.
+
+It gives the pages all that they ask of a plane (state, history, commands), so they can be tried and measured alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from controlplane import ids
+from controlplane.answer import Answer, Opened
+from controlplane.commands import Load, Order, Retry, Sleep, Stop
+from controlplane.envelope import Recorded
+from controlplane.events import (
+    AnyEvent,
+    ConfigurationFound,
+    DeviceDeclared,
+    GrantGiven,
+    GrantReturned,
+    InstanceCreated,
+    InstanceDirected,
+    InstanceFailed,
+    InstanceSlept,
+    InstanceUp,
+    ModelInspected,
+    ModelRegistered,
+    ModelRejected,
+    ModelSetBack,
+    NodeJoined,
+    OperationRequested,
+    ReignBegan,
+    RequestAccepted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestRouted,
+    SkeletonMeasured,
+    WeightsStaged,
+)
+from controlplane.fleet import Fleet, evolve
+from controlplane.refusal import Refused
+from controlplane.rungs import Rung
+from controlplane.spec import ModelFacts, ModelSpec
+from controlplane.subjects import InstanceBeat, NodeBeat, Progress
+
+MIB = 1 << 20
+GIB = 1 << 30
+Listener = Callable[[object], None]
+
+
+class StagedPlane:
+    """Attributes: fleet, beats, synced (what a `Sight` has), events, orders (commands received), refusing (raised by them)."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.fleet = Fleet()
+        self.beats: dict[str, NodeBeat] = {}
+        self.synced = True
+        self.events: list[Recorded] = []
+        self.orders: list[Order] = []
+        self.refusing: Refused | None = None
+        self.now_ms = now_ms
+        self._listeners: set[Listener] = set()
+
+    # ---- the sight --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def listening(self, listener: Listener, /) -> Iterator[None]:
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    def tell(self, change: object) -> None:
+        for listener in tuple(self._listeners):
+            listener(change)
+
+    def emit(
+        self, event: AnyEvent, *, operation: str | None = None, because: int | None = None, actor: str = "desk", ago_ms: int = 0
+    ) -> Recorded:
+        """Record `event` as of `ago_ms` before now."""
+        recorded = Recorded(
+            position=self.fleet.position + 1, stream=event.stream, version=self.fleet.versions.get(event.stream, 0) + 1,
+            at_ms=self.now_ms - ago_ms, command=ids.new(ids.COMMAND), ordinal=0, event=event, operation=operation,
+            because=because, actor=actor,
+        )  # fmt: skip
+        self.fleet = evolve(self.fleet, recorded)
+        self.events.append(recorded)
+        self.tell(recorded)
+        return recorded
+
+    def beat(self, beat: NodeBeat) -> None:
+        self.beats[beat.node] = beat
+        self.tell(beat)
+
+    # ---- the history ------------------------------------------------------------------------------------------
+
+    async def page_of_events(
+        self, *, before: int | None, limit: int, stream: str | None = None, type: str | None = None,
+        types: Sequence[str] | None = None,
+    ) -> Sequence[Recorded]:  # fmt: skip
+        found = (r for r in reversed(self.events) if before is None or r.position < before)
+        found = (r for r in found if stream in (None, r.stream) and type in (None, r.type))
+        return [r for r in found if types is None or r.type in types][:limit]
+
+    async def page_of_ended(
+        self, *, before: int | None, limit: int, model: str | None = None, outcome: str | None = None
+    ) -> Sequence[Recorded]:
+        kinds = {"finished": RequestFinished, "failed": RequestFailed, "cancelled": RequestCancelled}
+        wanted = kinds[outcome] if outcome else RequestFinished | RequestFailed | RequestCancelled
+        found = (r for r in reversed(self.events) if before is None or r.position < before)
+        return [r for r in found if isinstance(r.event, wanted) and model in (None, r.event.model)][:limit]
+
+    async def page_of_operation(self, operation: str, *, before: int | None, limit: int) -> Sequence[Recorded]:
+        found = (r for r in reversed(self.events) if before is None or r.position < before)
+        return [r for r in found if r.operation == operation][:limit]
+
+    # ---- the commands -----------------------------------------------------------------------------------------
+
+    async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
+        self.orders.append(order)
+        if self.refusing is not None:
+            raise self.refusing
+        assert isinstance(order.body, Load | Sleep | Stop | Retry)
+        kind, operation = type(order.body).__name__.lower(), ids.derived(ids.OPERATION, order.id)
+        event = OperationRequested(operation=operation, kind=kind, model=order.body.model)
+        recorded = self.emit(event, operation=operation, actor=order.actor)
+        return Opened(position=recorded.position, operation=operation)
+
+    # ---- what a plane is made of ------------------------------------------------------------------------------
+
+    def node(self, node: str = "n1", pool_bytes: int = GIB) -> None:
+        self.emit(
+            NodeJoined(node=node, address="127.0.0.1", incarnation="inc_1", boot="b", pool_budget_bytes=pool_bytes, version="0.1.0")
+        )
+
+    def device(self, name: str, node: str = "n1", size_bytes: int = GIB, kind: str = "cpu") -> str:
+        device = f"dev-{node}-{name}"
+        self.emit(DeviceDeclared(node=node, device=device, name=name, kind=kind, size_bytes=size_bytes))
+        return device
+
+    def model(
+        self, name: str, configuration: str, *, weight_bytes: int = 258 * MIB, architecture: str = "LlamaForCausalLM",
+        aliases: tuple[str, ...] = (), note: str = "", engine: str = "transformers",
+    ) -> None:  # fmt: skip
+        spec = ModelSpec(name="x", source="/srv/models/x", aliases=aliases, note=note)
+        spec = replace(spec, name=name, engine=engine)
+        self.emit(ModelRegistered(model=name, spec=spec, origin="settings"), ago_ms=600_000)
+        if configuration not in self.fleet.configurations:
+            self.emit(
+                ConfigurationFound(configuration=configuration, engine=engine, architecture=architecture, arguments={}),
+                ago_ms=590_000,
+            )
+            self.emit(SkeletonMeasured(configuration=configuration, size_bytes=212 * MIB), ago_ms=580_000)
+        facts = ModelFacts(
+            configuration=configuration, architecture=architecture, weight_bytes=weight_bytes, kv_bytes=64 * MIB,
+            context_tokens=2048, parameters=134_515_008, dtype="bfloat16",
+        )  # fmt: skip
+        self.emit(ModelInspected(model=name, revision=1, inspected_by="n1", facts=facts), ago_ms=580_000)
+
+    def weights(self, model: str, weight_set: str, size_bytes: int = 258 * MIB, ago_ms: int = 0) -> None:
+        self.emit(
+            WeightsStaged(
+                node="n1", weight_set=weight_set, model=model, revision=1, size_bytes=size_bytes, took_ms=840, read_bytes=size_bytes
+            ),
+            ago_ms=ago_ms,
+        )
+
+    def instance(self, instance: str, configuration: str, node: str = "n1") -> None:
+        self.emit(InstanceCreated(node=node, instance=instance, configuration=configuration))
+
+    def climb(
+        self, instance: str, model: str, device: str, offset: int, cells: int, *, node: str = "n1", ago_ms: int = 0,
+        operation: str | None = None,
+    ) -> int:  # fmt: skip
+        """Grant the cells and direct the instance up; returns the directive's number."""
+        grant = self.emit(
+            GrantGiven(node=node, device=device, instance=instance, offset=offset, cells=cells), ago_ms=ago_ms, operation=operation
+        )
+        directed = InstanceDirected(
+            node=node, instance=instance, rung=Rung.UP, model=model, revision=1, grant=grant.position, code="request"
+        )
+        return self.emit(directed, ago_ms=ago_ms, because=grant.position, operation=operation).position
+
+    def up(self, instance: str, *, weight_set: str, ago_ms: int = 0, mapped: int = 258 * MIB, used: int = 421 * MIB) -> None:
+        found = self.fleet.instances[instance]
+        directive = found.directive
+        assert directive is not None and directive.model is not None and directive.grant is not None
+        self.emit(
+            InstanceUp(
+                node=found.node, instance=instance, directive=directive.number, model=directive.model, revision=1,
+                weight_set=weight_set, grant=directive.grant, endpoint="http://127.0.0.1:41733", pid=4242, took_ms=41,
+                bytes_mapped=mapped, bytes_used=used,
+            ),
+            ago_ms=ago_ms, because=directive.number, operation=directive.operation, actor="node:n1",
+        )  # fmt: skip
+
+    def sleep(self, instance: str, ago_ms: int = 0) -> None:
+        found = self.fleet.instances[instance]
+        grant = self.fleet.grants[found.grant or 0]
+        told = self.emit(
+            InstanceDirected(node=found.node, instance=instance, rung=Rung.SLEEP, code="idle"), ago_ms=ago_ms + 500
+        )
+        self.emit(
+            InstanceSlept(
+                node=found.node, instance=instance, directive=told.position, pid=4243, took_ms=22, bytes_used=214 * MIB
+            ),
+            ago_ms=ago_ms, because=told.position, actor="node:n1",
+        )  # fmt: skip
+        self.emit(
+            GrantReturned(node=found.node, device=grant.device, instance=instance, grant=grant.number), ago_ms=ago_ms
+        )
+
+    def request(self, model: str, *, instance: str | None = None, reason: str = "", place: int = 1, ago_ms: int = 0) -> str:
+        """Accept a request; route it to `instance`, or queue it for `reason`."""
+        request = ids.new(ids.REQUEST)
+        self.emit(
+            RequestAccepted(request=request, model=model, gateway="gw_1", kind="chat", streamed=True, prompt_bytes=412),
+            ago_ms=ago_ms, actor="gateway:gw_1",
+        )  # fmt: skip
+        if instance is not None:
+            endpoint = "http://127.0.0.1:41733"
+            self.emit(
+                RequestRouted(request=request, model=model, instance=instance, runs_on="n1", grant=1, endpoint=endpoint),
+                ago_ms=ago_ms,
+            )
+        elif reason:
+            self.emit(
+                RequestQueued(request=request, model=model, code="climbing", reason=reason, place=place), ago_ms=ago_ms
+            )
+        return request
+
+    def end(self, request: str, kind: str = "finished", ago_ms: int = 0, code: str = "engine_died", message: str = "") -> None:
+        known = self.fleet.requests[request]
+        took = self.now_ms - ago_ms - known.accepted_ms
+        fields = {
+            "request": request, "model": known.model, "kind": known.kind, "streamed": known.streamed,
+            "accepted_ms": known.accepted_ms, "instance": known.instance, "attempts": known.attempts, "prompt_tokens": 52,
+            "completion_tokens": 128, "queued_ms": min(took, 3), "first_token_ms": min(took, 38), "took_ms": took,
+        }  # fmt: skip
+        event: AnyEvent
+        match kind:
+            case "failed":
+                event = RequestFailed(**fields, code=code, message=message or "its engine ended while it was answering")
+            case "cancelled":
+                event = RequestCancelled(**fields, by="caller", phase="running")
+            case _:
+                event = RequestFinished(**fields, finish_reason="stop")
+        self.emit(event, ago_ms=ago_ms, actor="gateway:gw_1")
+
+
+def busy(plane: StagedPlane) -> StagedPlane:
+    """A morning's work: two devices, five models, one of each state that a model can be in."""
+    plane.emit(ReignBegan(host="house", pid=811, epoch=3), ago_ms=700_000)
+    plane.node()
+    cpu0, cpu1 = plane.device("cpu0"), plane.device("cpu1")
+    llama, tiny = "cfg_2b8c1f0d9e7a6b54", "cfg_91aa7c3e5d2f8b06"
+    plane.model("smollm2-135m", llama, aliases=("smollm2", "default"))
+    plane.model("smollm2-sailor", llama)
+    plane.model("tiny-qwen", tiny, weight_bytes=11 * MIB, architecture="Qwen2ForCausalLM", note="random weights")
+    plane.model("sql-coder", "cfg_c4", weight_bytes=610 * MIB, architecture="GPT2LMHeadModel")
+    plane.model("whale-70b", "cfg_d5", weight_bytes=140 * GIB, architecture="LlamaForCausalLM")
+    plane.emit(
+        ModelRejected(
+            model="whale-70b", revision=1, code="cannot_fit", need_bytes=140 * GIB, limit_bytes=GIB,
+            message="whale-70b needs 140 GiB; the largest device, cpu0, has 1.0 GiB. Add a larger device or choose a smaller model.",
+        )
+    )  # fmt: skip
+    plane.emit(
+        ModelSetBack(
+            model="sql-coder", failures=3, retry_at_ms=plane.now_ms + 47_000, code="start_failed",
+            message="the engine ended with status 1 while it read model.safetensors: no space left on /dev/shm",
+        ),
+        ago_ms=13_000,
+    )  # fmt: skip
+    plane.weights("smollm2-135m", "ws_9f2c41d7aa0be3c85512", ago_ms=560_000)
+    plane.weights("smollm2-sailor", "ws_41b07c9d2e6f8a1355aa", ago_ms=120_000)
+    plane.weights("tiny-qwen", "ws_70aa11bb22cc33dd44ee", 11 * MIB, ago_ms=400_000)
+    plane.instance("ins_01JDXB4M9S7QKC2W5T8A", llama)
+    plane.instance("ins_01JDXB4M9S7QKC2W5T8B", llama)
+    plane.instance("ins_01JDXB4M9S7QKC2W5T8C", tiny)
+    plane.instance("ins_01JDXB4M9S7QKC2W5T8D", tiny)
+    plane.climb("ins_01JDXB4M9S7QKC2W5T8A", "smollm2-135m", cpu0, 0, 4, ago_ms=310_000)
+    plane.up("ins_01JDXB4M9S7QKC2W5T8A", weight_set="ws_9f2c41d7aa0be3c85512", ago_ms=309_000)
+    plane.climb("ins_01JDXB4M9S7QKC2W5T8C", "tiny-qwen", cpu1, 0, 1, ago_ms=200_000)
+    plane.up("ins_01JDXB4M9S7QKC2W5T8C", weight_set="ws_70aa11bb22cc33dd44ee", ago_ms=199_000, mapped=11 * MIB, used=96 * MIB)
+    plane.climb("ins_01JDXB4M9S7QKC2W5T8D", "tiny-qwen", cpu1, 2, 2, ago_ms=180_000)
+    plane.up("ins_01JDXB4M9S7QKC2W5T8D", weight_set="ws_70aa11bb22cc33dd44ee", ago_ms=179_000, mapped=11 * MIB, used=96 * MIB)
+    plane.sleep("ins_01JDXB4M9S7QKC2W5T8D", ago_ms=61_000)
+    for minute in range(24):
+        model, instance = ("smollm2-135m", "ins_01JDXB4M9S7QKC2W5T8A") if minute % 3 else ("tiny-qwen", "ins_01JDXB4M9S7QKC2W5T8C")
+        request = plane.request(model, instance=instance, ago_ms=(25 - minute) * 9_000)
+        plane.end(request, {5: "failed", 11: "cancelled"}.get(minute, "finished"), ago_ms=(25 - minute) * 9_000 - 1_700 - minute * 90)
+    plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A", ago_ms=2_300)
+    plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A", ago_ms=900)
+    plane.climb("ins_01JDXB4M9S7QKC2W5T8B", "smollm2-sailor", cpu1, 4, 4, ago_ms=4_100, operation="op_01JDXB4MOPERATION")
+    plane.request("smollm2-sailor", reason="smollm2-sailor is on its way up: map weights", ago_ms=4_200)
+    plane.request("sql-coder", reason="sql-coder backs off after 3 failed starts", place=2, ago_ms=2_000)
+    plane.beat(measured(plane))
+    return plane
+
+
+def measured(plane: StagedPlane, tokens_per_s: float = 41.3, done: int = 163 * MIB) -> NodeBeat:
+    """A beat of node n1 that suits `busy`."""
+    running = plane.fleet.instances
+    return NodeBeat(
+        node="n1", incarnation="inc_1", at_ms=plane.now_ms, pool_used_bytes=527 * MIB, pool_budget_bytes=GIB, pool_ok=True,
+        device_bytes={"dev-n1-cpu0": 466 * MIB, "dev-n1-cpu1": 402 * MIB},
+        instances=tuple(
+            InstanceBeat(instance=i.instance, running=i.running, tokens_per_s=tokens_per_s if i.running else 0.0, bytes_used=i.bytes_used)
+            for i in running.values()
+        ),
+        progress=(Progress(subject="ins_01JDXB4M9S7QKC2W5T8B", step="map_weights", done=done, total=258 * MIB),),
+    )  # fmt: skip
+
+
+def failed(plane: StagedPlane, instance: str) -> None:
+    """The instance's engine dies: it is gone, its cells are free."""
+    found = plane.fleet.instances[instance]
+    grant = plane.fleet.grants.get(found.grant or 0)
+    directive = found.directive.number if found.directive else 0
+    told = InstanceFailed(
+        node=found.node, instance=instance, directive=directive, rung=found.rung, step="map_weights", code="engine_died",
+        message="the engine was killed by signal 9",
+    )  # fmt: skip
+    plane.emit(told)
+    if grant is not None:
+        plane.emit(GrantReturned(node=grant.node, device=grant.device, instance=instance, grant=grant.number))
