@@ -1,0 +1,101 @@
+"""The scripted worker of the simulation: how long things take, what goes wrong, what is there afterwards."""
+
+from typing import Any
+
+import msgspec
+
+from controlplane.commands import AnyCommand, ReportEnded, ReportFailed, ReportSlept, ReportStaged, ReportUp
+from controlplane.events import InstanceDirected
+from controlplane.fleet import Fleet
+from controlplane.rungs import Rung
+from controlplane.spec import ModelFacts, ModelSpec
+
+
+class Script(msgspec.Struct, kw_only=True):
+    """How long things take (milliseconds), and what goes wrong. May be changed at any moment of a run."""
+
+    start_ms: int = 5_000
+    wake_ms: int = 100
+    sleep_ms: int = 100
+    end_ms: int = 200
+    inspect_ms: int = 50
+    drop_ms: int = 20
+    serve_ms: int = 500
+    drain_ms: int = 30_000
+    tick_ms: int = 1_000
+    repeats: int = 1
+    """How often each report is sent."""
+    late_ms: int = 0
+    """By how much the repetitions come later."""
+    fail: dict[str, int] = {}
+    """Model -> how many of its next climbs fail."""
+
+
+class Engine(msgspec.Struct):
+    """What really is there, for one instance."""
+
+    instance: str
+    rung: Rung = Rung.COLD
+    model: str | None = None
+    revision: int = 0
+    grant: int | None = None
+    cells: tuple[str, int, int] | None = None
+    """(device, offset, cells) whose memory it may use."""
+    turn: int = 0
+    """Counts directives; a step that belongs to an earlier one is dropped."""
+
+
+class Reality(msgspec.Struct, kw_only=True):
+    """What is really there on the node."""
+
+    script: Script
+    engines: dict[str, Engine] = {}
+    pool: dict[str, int] = {}
+    """Weight set -> bytes."""
+
+    def outcome(self, directive: int, e: InstanceDirected, engine: Engine, fleet: Fleet) -> list[AnyCommand]:
+        """A transition is over: make it so, and return the reports that say so."""
+        me: dict[str, Any] = {"node": e.node, "instance": e.instance, "directive": directive}
+        if e.rung is Rung.UP:
+            return self._up(me, e, engine, fleet)
+        skeleton = skeleton_of(fleet.models[engine.model].spec) if engine.model else 0
+        engine.rung, engine.grant, engine.cells = e.rung, None, None
+        if e.rung is Rung.SLEEP:
+            return [ReportSlept(**me, pid=1, took_ms=1, bytes_used=skeleton)]
+        del self.engines[e.instance]
+        return [ReportEnded(**me, took_ms=1)]
+
+    def _up(self, me: dict[str, Any], e: InstanceDirected, engine: Engine, fleet: Fleet) -> list[AnyCommand]:
+        model = e.model or ""
+        if self.script.fail.get(model, 0) > 0:
+            self.script.fail[model] -= 1
+            del self.engines[e.instance]
+            return [ReportFailed(**me, rung=engine.rung, step="start", code="start_failed", message="scripted")]
+        spec, weights = fleet.models[model].spec, f"ws_{model}_{e.revision}"
+        facts = facts_of(spec)
+        reports: list[AnyCommand] = []
+        if weights not in self.pool:
+            self.pool[weights] = facts.weight_bytes
+            staged = ReportStaged(
+                node=e.node, model=model, revision=e.revision, weight_set=weights, size_bytes=facts.weight_bytes, took_ms=1
+            )
+            reports.append(staged)
+        engine.rung, engine.model, engine.revision = Rung.UP, model, e.revision
+        used = facts.weight_bytes + facts.kv_bytes + skeleton_of(spec)
+        up = ReportUp(
+            **me, model=model, revision=e.revision, weight_set=weights, grant=e.grant or 0, endpoint="http://here", pid=1,
+            took_ms=1, bytes_mapped=facts.weight_bytes, bytes_used=used,
+        )  # fmt: skip
+        return [*reports, up]
+
+
+def skeleton_of(spec: ModelSpec) -> int:
+    return int(spec.arguments.get("skeleton_bytes", 0))
+
+
+def facts_of(spec: ModelSpec) -> ModelFacts:
+    """What opening the source of a scripted model gives; models of one `source` share a configuration."""
+    return ModelFacts(
+        configuration=f"cfg_{spec.source}", architecture="fake", weight_bytes=int(spec.arguments.get("weight_bytes", 0)),
+        kv_bytes=int(spec.arguments.get("kv_bytes", 0)), context_tokens=1024,
+    )  # fmt: skip
