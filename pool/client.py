@@ -71,8 +71,9 @@ class PoolClient:
                     reply = await self._receive()
                 if isinstance(reply, Staged):
                     return reply
+                word = _expect(Staging, reply)
                 if progress is not None:
-                    progress(_expect(Staging, reply))
+                    progress(word)
 
     async def attach(self, weight_set: str, *, deadline_s: float = ANSWER_S) -> tuple[Attached, list[int]]:
         """What is in the set and one read-only descriptor per segment, the caller's to close."""

@@ -1,5 +1,7 @@
 """The pool daemon's wire: a unix socket, 4-byte little-endian lengths and msgpack; descriptors travel by SCM_RIGHTS.
 
+While the daemon works on a `Stage` or `Verify` it says so at least every second; closing the connection cancels.
+
 One connection carries one conversation at a time. A connection that holds an `Attached` set is its reference:
 closing it (or dying) gives the reference back.
 """
@@ -24,13 +26,16 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget a set and free its memory. Refused while somebody maps it."""
+    """Forget a set and free its memory. Answer: `Described`, after it; `in_use` while somebody maps it."""
 
     weight_set: str
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compare every tensor with its digest. Answer: `Verified`."""
+    """Compare every tensor with its digest. Answer: `Staging` any number of times, then `Verified`.
+
+    A set that fails is dropped, at the latest when nobody maps it any more; meanwhile nobody else gets it.
+    """
 
     weight_set: str
 
@@ -82,7 +87,18 @@ class SetState(msgspec.Struct, frozen=True, kw_only=True):
     weight_set: str
     size_bytes: int
     mapped_by: int
+    """Connections that hold it."""
     source: str
+    """The first one that had these bytes."""
+    bad: tuple[str, ...] = ()
+    """Tensors that were found corrupt: it goes when its last holder goes."""
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """A set that was found corrupt. Its sources can be staged again."""
+
+    weight_set: str
+    bad: tuple[str, ...]
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -90,11 +106,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     used_bytes: int
     pid: int
     sets: tuple[SetState, ...]
+    dropped: tuple[Dropped, ...] = ()
+    """Since the daemon's start, the last 100."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Codes: `over_budget` (need_bytes, free_bytes), `no_room` (the host has less than the budget), `unknown_set`, `in_use`,
-    `bad_source`, `corrupt`."""
+    `bad_source`, `corrupt`, `forbidden` (another user), `failed` (the daemon's own fault, or its disk's)."""
 
     code: str
     message: str

@@ -1,0 +1,182 @@
+"""The memory: a directory of segment files, one directory a weight set, in shared memory where it has the room."""
+
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+
+from blake3 import blake3
+
+from pool import manifest
+from pool.manifest import Manifest, segment_name
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point; the directory in it is ours alone, see `_own`
+RESERVE_BYTES = 256 << 20
+"""Left to the host when memory is asked for: below this the kernel starts to look for a victim."""
+_DRAFT = "draft-"
+
+
+class ArenaRefused(Exception):
+    """The place for the segments is not usable; the message says why and what to do."""
+
+
+def place(directory: Path, budget_bytes: int, *, shared_memory: Path | None = SHARED_MEMORY) -> Path:
+    """Where the segments of this data directory live: where they were, else shared memory if the budget fits, else on disk.
+
+    Makes the directory. Raises ArenaRefused if that place belongs to somebody else.
+    """
+    on_disk = directory / "segments"
+    digest = blake3(os.fsencode(directory.resolve())).hexdigest()[:12]
+    if shared_memory is None or (on_disk.is_dir() and any(on_disk.iterdir())):
+        return _own(on_disk)
+    shared = shared_memory / f"enginehouse-{os.geteuid()}-{digest}"
+    if shared.exists() or (shared_memory.is_dir() and _free(shared_memory) >= budget_bytes):
+        return _own(shared)
+    return _own(on_disk)
+
+
+def _own(root: Path) -> Path:
+    root.mkdir(mode=0o700, exist_ok=True)
+    state = root.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
+        raise ArenaRefused(f"{root} is not a directory of user {os.geteuid()} with mode 0700: remove it")
+    return root
+
+
+def _free(path: Path) -> int:
+    state = os.statvfs(path)
+    return state.f_bavail * state.f_frsize
+
+
+class Draft:
+    """A weight set in the making. Until `publish` it is a leftover in the eyes of any later daemon."""
+
+    def __init__(self, path: Path, sizes: tuple[int, ...]) -> None:
+        self.path = path
+        self.sizes = sizes
+        self.fds: list[int] = [-1] * len(sizes)
+        self.missing_bytes = sum(sizes)
+        """Not yet taken from the host."""
+
+    def allocate(self, number: int) -> None:
+        """The segment's memory, zeroed. Raises OSError (ENOSPC: the host has no more), never a SIGBUS later."""
+        fd = os.open(self.path / segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.fds[number] = fd
+        os.posix_fallocate(fd, 0, self.sizes[number])
+        self.missing_bytes -= self.sizes[number]
+
+    def seal(self) -> None:
+        """Nobody writes any more."""
+        for fd in self.fds:
+            os.fchmod(fd, 0o400)
+        self._close()
+
+    def discard(self) -> None:
+        self._close()
+        shutil.rmtree(self.path)
+
+    def _close(self) -> None:
+        for number, fd in enumerate(self.fds):
+            if fd >= 0:
+                os.close(fd)
+                self.fds[number] = -1
+
+
+class Arena:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def room(self) -> int:
+        """Bytes that the host can give: file system, memory (if these files are memory), control group."""
+        free = _free(self.root)
+        if _is_memory(self.root):
+            free = min(free, _available(), _group_left()) - RESERVE_BYTES
+        return max(free, 0)
+
+    def begin(self, sizes: tuple[int, ...]) -> Draft:
+        path = self.root / (_DRAFT + secrets.token_hex(8))
+        path.mkdir(mode=0o700)
+        return Draft(path, sizes)
+
+    def publish(self, draft: Draft, of: Manifest) -> None:
+        draft.seal()
+        manifest.write(draft.path, of)
+        final = draft.path.parent / of.weight_set
+        if not os.path.lexists(final):
+            draft.path.rename(final)
+            return
+        # The manifest in the draft's directory names another directory: a crash before the second rename leaves two leftovers.
+        grave = self.bury(of.weight_set)
+        draft.path.rename(final)
+        shutil.rmtree(grave)
+
+    def rewrite(self, of: Manifest) -> None:
+        """Quick: after a power cut it may be gone, and the set with it, which only costs a staging."""
+        manifest.write(self.root / of.weight_set, of, durable=False)
+
+    def open(self, of: Manifest) -> list[int]:
+        """Read-only descriptors, one a segment, the caller's to close."""
+        fds: list[int] = []
+        try:
+            for number in range(len(of.segments)):
+                path = self.root / of.weight_set / segment_name(number)
+                fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds
+
+    def bury(self, weight_set: str) -> Path:
+        """Its name goes at once, its memory once the directory that is returned is removed (and nobody maps it)."""
+        grave = self.root / (_DRAFT + secrets.token_hex(8))
+        (self.root / weight_set).rename(grave)
+        return grave
+
+    def adopt(self) -> tuple[list[Manifest], list[str]]:
+        """Sets that an earlier daemon left, and the names of what was no set and is removed."""
+        sound: list[Manifest] = []
+        removed: list[str] = []
+        for path in sorted(self.root.iterdir()):
+            found = manifest.read(path) if path.is_dir() and not path.is_symlink() else None
+            if found is not None:
+                sound.append(found)
+                continue
+            removed.append(path.name)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        return sound, removed
+
+    def forget(self) -> None:
+        shutil.rmtree(self.root)
+
+
+def _is_memory(path: Path) -> bool:
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return fields[fields.index("-") + 1] in {"tmpfs", "ramfs", "hugetlbfs"}
+    return False
+
+
+def _available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise OSError("/proc/meminfo names no MemAvailable")
+
+
+def _group_left() -> int:
+    """What the control group (version 2) leaves: shared memory counts against it, and past it the kernel kills."""
+    unlimited = 1 << 62
+    own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), None)
+    if own is None:
+        return unlimited
+    group = Path("/sys/fs/cgroup") / own.lstrip("/")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
+    except OSError:  # the root group has neither file
+        return unlimited
+    return unlimited if limit == "max" else max(int(limit) - int(used), 0)

@@ -1,0 +1,144 @@
+"""`python -m pool.daemon --socket PATH --directory DIR --budget BYTES`: the one process of a node that owns weight sets.
+
+Ends in order on SIGTERM and SIGINT; the sets stay for the next daemon unless `--forget`.
+Exit status 2: it could not start, and says why.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from pool.arena import SHARED_MEMORY, Arena, ArenaRefused, place
+from pool.residency import Residency
+from pool.server import Server
+
+SOCKET_PATH_LIMIT = 107
+"""Bytes in a unix socket's address on Linux."""
+_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+log = logging.getLogger("pool")
+
+
+class CannotStart(Exception):
+    """The message is for the person who started the daemon."""
+
+
+class Lines(logging.Formatter):
+    """One JSON object a line, as the plane's other processes write."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS}
+        line = {
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            **fields,
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=repr).decode()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    os.umask(0o077)
+    try:
+        directory = _directory(options.directory)
+        with _only_one(directory), _listening(options.socket) as listener:
+            root = place(directory, options.budget, shared_memory=SHARED_MEMORY if options.shared_memory else None)
+            asyncio.run(_run(listener, root, options))
+    except (CannotStart, ArenaRefused, OSError) as error:
+        log.error("cannot_start", extra={"why": str(error)})
+        return 2
+    return 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m pool.daemon", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument(
+        "--directory", type=Path, required=True, help="for the lock, and for segments if /dev/shm lacks the room"
+    )
+    parser.add_argument("--budget", type=int, required=True, help="bytes of weight sets at most")
+    parser.add_argument("--forget", action="store_true", help="free all sets at the end")
+    parser.add_argument("--no-shared-memory", dest="shared_memory", action="store_false", help="keep segments in the directory")
+    return parser.parse_args(arguments)
+
+
+async def _run(listener: socket.socket, root: Path, options: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    arena = Arena(root)
+    server = Server(arena, Residency(options.budget))
+    server.adopt()
+    serving = asyncio.create_task(server.serve(listener))
+    log.info("ready", extra={"socket": str(options.socket), "segments": str(root), "budget_bytes": options.budget})
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    await server.close()
+    if options.forget:
+        arena.forget()
+    log.info("ended", extra={"forgot": options.forget})
+
+
+def _directory(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = path.stat()
+    if state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        raise CannotStart(f"{path} must belong to user {os.geteuid()} with mode 0700 (chmod 700 {path})")
+    return path.resolve()
+
+
+@contextlib.contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    fd = os.open(directory / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "of unknown id"
+            raise CannotStart(f"the pool daemon {holder} holds {directory}: end it, or name another directory") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
+        raise CannotStart(f"{path} has {len(os.fsencode(path))} bytes, a socket's path {SOCKET_PATH_LIMIT} at most")
+    path.unlink(missing_ok=True)  # of a dead daemon: a living one would hold the lock
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        listener.listen(128)
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""A real daemon, in a process of its own, in a directory of its own."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pool.arena import place
+from tests.poolroom import MIB, Daemon, write_safetensors
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="ehpool-"))  # short: a socket's path has 107 bytes
+    yield made
+    shutil.rmtree(place(made, 0))
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def daemon(directory: Path) -> Iterator[Daemon]:
+    daemon = Daemon(directory).start()
+    yield daemon
+    if daemon.process is not None and daemon.process.poll() is None:
+        assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a source directory of `size` bytes or so and returns it; the same seed gives the same bytes."""
+
+    def make(name: str = "source", seed: int = 0, size: int = 4 * MIB, tensors: dict[str, np.ndarray] | None = None) -> Path:
+        made = tmp_path / name
+        made.mkdir(exist_ok=True)
+        random = np.random.default_rng(seed)
+        write_safetensors(
+            made / "model.safetensors",
+            tensors or {f"layer.{n}.weight": random.integers(0, 255, size // 4, dtype=np.uint8) for n in range(4)},
+        )
+        return made
+
+    return make

@@ -1,0 +1,112 @@
+"""For tests: a real pool daemon in a process of its own, sources for it, and waiting on conditions."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pool.arena import place
+from pool.client import PoolClient
+
+MIB = 1 << 20
+DEADLINE_S = 20.0
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    header, at = {}, 0
+    kinds = {"float32": "F32", "uint8": "U8", "uint16": "BF16", "int64": "I64"}
+    for name, array in tensors.items():
+        header[name] = {"dtype": kinds[str(array.dtype)], "shape": array.shape, "data_offsets": (at, at + array.nbytes)}
+        at += array.nbytes
+    encoded = msgspec.json.encode(header)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for array in tensors.values():
+            file.write(array.tobytes())
+
+
+@dataclass
+class Daemon:
+    directory: Path
+    budget: int = 512 * MIB
+    extra: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    socket: Path = field(init=False)
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.socket = self.directory / "pool.sock"
+        self.log = self.directory / "log"
+
+    @property
+    def root(self) -> Path:
+        return place(self.directory, self.budget)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> "Daemon":
+        arguments = [
+            "--socket",
+            str(self.socket),
+            "--directory",
+            str(self.directory),
+            "--budget",
+            str(self.budget),
+            *self.extra,
+        ]
+        before = self.events("ready")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "pool.daemon", *arguments], stderr=log)
+        wait_for(lambda: len(self.events("ready")) > len(before) or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
+        return self
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(DEADLINE_S)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line for line in map(json.loads, lines) if line["event"] == name]
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[PoolClient]:
+        async with await PoolClient.connect(self.socket) as client:
+            yield client
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def descriptors(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
