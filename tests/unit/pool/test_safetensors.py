@@ -17,9 +17,9 @@ from pool.safetensors import BadSource, parse_header, read_source
 Header = dict[str, dict[str, Any]]
 names = st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__")
 shapes = st.lists(st.integers(0, 5), max_size=3)
-tensors = st.dictionaries(
-    names, st.tuples(st.sampled_from([("F32", 4), ("BF16", 2), ("U8", 1), ("F64", 8)]), shapes), max_size=6
-)
+Drawn = dict[str, tuple[tuple[str, int], list[int]]]
+dtypes = st.sampled_from([("F32", 4), ("BF16", 2), ("U8", 1), ("F64", 8)])
+tensors = st.dictionaries(names, st.tuples(dtypes, shapes), max_size=6)
 
 
 def header_of(drawn: Drawn) -> tuple[Header, int]:
