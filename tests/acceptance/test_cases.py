@@ -1,0 +1,301 @@
+"""Situations that broke others, on a whole plane with one device, so that every model is in every other's way."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from controlplane import ids
+from controlplane.answer import Opened
+from controlplane.commands import Load, Order, Stop
+from controlplane.envelope import Recorded
+from controlplane.fleet import Fleet
+from controlplane.rungs import Rung
+from controlplane.subjects import COMMAND_OPERATOR
+from tests.plane import PlaneUnderTest, fake, is_up, running
+
+SETTINGS = (
+    '[node]\npool_bytes = "256MiB"\ndevices = [{ name = "cpu0", bytes = "64MiB" }]\n'
+    + fake("a")
+    + fake("b")
+    + fake("slow", load_ms=700, tokens_per_s=40)
+    + fake("dozy", idle='{ sleep = "300ms", cold = "never" }', sleep_ms=150, context_tokens=5000)
+    + fake("flaky", fail="start:2", context_tokens=5001)
+    + fake("stuck", ignore_stop=True, tokens_per_s=20, context_tokens=5002)
+    + fake("big", weight_bytes=80 << 20)
+)
+LONG = "x" * 400
+"""The fake engine says it back: ten seconds at 40 tokens/s."""
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[PlaneUnderTest]:
+    with running(SETTINGS) as plane:
+        yield plane
+
+
+def asked(text: str = "hi", **options: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **options}
+
+
+def grants_overlap(events: list[Recorded]) -> bool:
+    """Whether two grants ever held one cell at one time, from the events alone."""
+    held: dict[int, set[tuple[str, int]]] = {}
+    for recorded in events:
+        event: Any = recorded.event
+        if recorded.type == "GrantGiven":
+            cells = {(event.device, cell) for cell in range(event.offset, event.offset + event.cells)}
+            if any(cells & other for other in held.values()):
+                return True
+            held[recorded.position] = cells
+        elif recorded.type == "GrantReturned":
+            del held[event.grant]
+    return False
+
+
+async def ended(plane: PlaneUnderTest, after: int, count: int = 1) -> list[Recorded]:
+    """Wait for so many ends of requests."""
+
+    async def found() -> list[Recorded] | None:
+        events = await plane.events("RequestFinished", "RequestFailed", "RequestCancelled", after=after)
+        return events if len(events) >= count else None
+
+    return list(await plane.until(found, f"{count} requests end"))
+
+
+async def settled(plane: PlaneUnderTest) -> Fleet:
+    """Wait until no request is open and no instance is on its way."""
+
+    def quiet(fleet: Fleet) -> Fleet | None:
+        return fleet if not fleet.requests and all(i.directive_settled for i in fleet.instances.values()) else None
+
+    found: Fleet = await plane.until_fleet(quiet, "the plane is quiet")
+    return found
+
+
+async def test_c02_an_idle_limit_that_meets_a_request_loses_nothing(narrow: PlaneUnderTest) -> None:
+    await narrow.chat("dozy", "first")
+    for offset_ms in (-50, -20, 0, 10, 20, 50, 120, 200, 600):
+        until = time.monotonic() + (300 + offset_ms) / 1000
+        await asyncio.sleep(until - time.monotonic())
+        assert await narrow.chat("dozy", "again")
+    await narrow.until_fleet(
+        lambda fleet: all(
+            one.directive_settled and one.rung is Rung.SLEEP for one in fleet.instances.values() if one.model == "dozy"
+        ),
+        "dozy sleeps again",
+    )
+    assert await narrow.chat("a")
+
+
+async def test_c04_what_was_loaded_for_a_request_serves_it_before_it_leaves(narrow: PlaneUnderTest) -> None:
+    await narrow.chat("dozy")
+    before = await narrow.head()
+    answers = await asyncio.gather(narrow.chat("a", "1"), narrow.chat("b", "2"), narrow.chat("a", "3"))
+    assert [text[-1] for text in answers] == ["1", "2", "3"]
+    assert [event.type for event in await ended(narrow, before, 3)] == ["RequestFinished"] * 3
+
+
+async def test_c11_one_of_several_callers_of_a_load_leaves(narrow: PlaneUnderTest) -> None:
+    narrow.cli("stop", "slow")
+    before = await narrow.head()
+    calls = [asyncio.create_task(narrow.chat("slow", f"{n}")) for n in range(10)]
+
+    async def climbing() -> bool:
+        return (
+            bool(await narrow.events("InstanceDirected", after=before))
+            and len(await narrow.events("RequestAccepted", after=before)) == 10
+        )
+
+    await narrow.until(climbing, "the load is under way")
+    first = (await narrow.events("RequestAccepted", after=before))[0].event
+    async with narrow.http() as http:  # whoever came first; then its connection too
+        assert (await http.delete(f"/api/requests/{first.request}")).status_code == 202  # type: ignore[union-attr]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(one, str) for one in results) == 9
+    assert len(await narrow.events("InstanceUp", after=before)) == 1
+    cancelled = await narrow.events("RequestCancelled", after=before)
+    assert [one.event.completion_tokens for one in cancelled] == [0]  # type: ignore[union-attr]
+
+
+async def test_c13_two_loads_for_the_last_place_take_turns(narrow: PlaneUnderTest) -> None:
+    for _ in range(5):
+        assert all(await asyncio.gather(narrow.chat("a"), narrow.chat("b")))
+    assert not grants_overlap(await narrow.events())
+
+
+async def test_c14_what_can_never_fit_is_refused_with_both_numbers_and_moves_nobody(narrow: PlaneUnderTest) -> None:
+    await narrow.chat("a")
+    await narrow.inspected("big")
+    await settled(narrow)
+    before = await narrow.head()
+    with pytest.raises(openai.BadRequestError) as caught:
+        await narrow.chat("big")
+    assert caught.value.code == "cannot_fit"
+    assert "MiB" in caught.value.message and "64" in caught.value.message
+    assert await narrow.events("InstanceDirected", "RequestAccepted", after=before) == []
+    assert is_up(next(iter((await narrow.fleet()).instances.values())), "a") or await narrow.serving("a")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("phase", ["queued", "climbing", "running"])
+async def test_c35_a_caller_that_goes_away_stops_the_work(narrow: PlaneUnderTest, phase: str, streamed: bool) -> None:
+    await _prepare(narrow, phase)
+    before = await narrow.head()
+    async with narrow.http() as http, contextlib.AsyncExitStack() as stack:
+        holder = asyncio.create_task(narrow.chat("a")) if phase == "never" else None
+        call = asyncio.create_task(http.post("/v1/chat/completions", json=asked(LONG, model="slow", stream=streamed)))
+        stack.callback(call.cancel)
+        await _in_phase(narrow, phase, before)
+        call.cancel()
+        await asyncio.gather(call, *([holder] if holder else []), return_exceptions=True)
+        began = time.monotonic()
+        (end,) = (await ended(narrow, before))[:1]
+        assert time.monotonic() - began < 3
+    assert end.type == "RequestCancelled"
+    event: Any = end.event
+    assert (event.by, event.phase) == ("caller", phase)
+    await settled(narrow)
+
+
+@pytest.mark.parametrize("phase", ["queued", "climbing", "running"])
+async def test_n27_a_request_is_cancelled_by_an_operator_wherever_it_is(narrow: PlaneUnderTest, phase: str) -> None:
+    await _prepare(narrow, phase)
+    before = await narrow.head()
+    async with narrow.http() as http:
+        call = asyncio.create_task(http.post("/v1/chat/completions", json=asked(LONG, model="slow")))
+        await _in_phase(narrow, phase, before)
+        request: Any = next(e.event for e in await narrow.events("RequestAccepted", after=before) if e.event.model == "slow")  # type: ignore[union-attr]
+        assert (await http.delete(f"/api/requests/{request.request}")).status_code == 202
+        answer = await call
+    assert answer.status_code >= 400
+    assert answer.json()["error"]["code"] == "cancelled"
+    end: Any = next(e.event for e in await ended(narrow, before) if e.event.request == request.request)  # type: ignore[union-attr]
+    assert (type(end).__name__, end.by, end.phase) == ("RequestCancelled", "operator", phase)
+    await settled(narrow)
+
+
+async def _prepare(plane: PlaneUnderTest, phase: str) -> None:
+    """Bring the plane to where a request for `slow` stays in that phase long enough to be met there."""
+    await settled(plane)
+    match phase:
+        case "running":
+            await plane.chat("slow", "warm")
+        case "climbing":
+            await plane.chat("a")
+            assert plane.cli("stop", "slow").returncode == 0
+        case "queued":
+            assert plane.cli("load", "stuck").returncode == 0
+            plane.held = asyncio.create_task(plane.chat("stuck", "y" * 15))  # type: ignore[attr-defined]
+            await plane.until_fleet(lambda fleet: any(i.running for i in fleet.instances.values()), "the device is busy")
+
+
+async def _in_phase(plane: PlaneUnderTest, phase: str, after: int) -> None:
+    def there(fleet: Fleet) -> bool:
+        request = next((r for r in fleet.requests.values() if r.model == "slow"), None)
+        if request is None:
+            return False
+        match phase:
+            case "running":
+                return request.instance is not None
+            case "climbing":
+                return request.code == "climbing"
+            case _:
+                return request.code == "slot_busy"
+
+    await plane.until_fleet(there, f"the request is {phase}")
+    if phase == "running":
+        await asyncio.sleep(0.2)  # into the stream: some tokens have been made
+
+
+async def test_c40_a_failure_has_a_back_off_and_a_retry_and_success_clears_it(narrow: PlaneUnderTest) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        await narrow.chat("flaky")  # both climbs that it may see fail
+    assert caught.value.status_code == 503
+    with pytest.raises(openai.InternalServerError) as caught:
+        await narrow.chat("flaky")
+    assert caught.value.code == "backing_off"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    assert (await narrow.fleet()).models["flaky"].set_back is not None
+    retried = narrow.cli("retry", "flaky")
+    assert retried.returncode == 0 and "cleared" in retried.stdout
+    assert "hi" in await narrow.chat("flaky", "hi")
+    assert (await narrow.fleet()).models["flaky"].set_back is None
+
+
+async def test_c41_an_engine_that_ignores_its_end_does_not_stay_stopping(narrow: PlaneUnderTest) -> None:
+    calls = [asyncio.create_task(narrow.chat("stuck", "z" * 10)) for _ in range(8)]
+    instance = await narrow.serving("stuck")
+    engine = narrow.part(instance.instance, "engine")
+    async with narrow.http() as http:
+        accepted = await http.post("/api/models/stuck/stop")
+        assert accepted.status_code == 202
+        worker = narrow.child("worker")
+        narrow.kill(worker)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(one, (str, openai.APIStatusError)) for one in answers), answers
+
+        async def over() -> bool:
+            found = (await http.get(f"/api/operations/{accepted.json()['operation']}")).json()
+            return bool(found["state"] != "open")
+
+        await narrow.until(over, "the stop has an end")
+    assert await engine.ended(10)
+    assert instance.instance not in (await narrow.fleet()).instances
+    assert await narrow.chat("a")
+
+
+async def test_c46_a_command_that_comes_again_is_done_once(narrow: PlaneUnderTest) -> None:
+    narrow.cli("stop", "slow")
+    before = await narrow.head()
+    order = Order(id=ids.new(ids.COMMAND), actor="operator:test", body=Load(model="slow"))
+    async with narrow.bus() as bus:
+        first = await bus.command(COMMAND_OPERATOR, order)
+        again = [await bus.command(COMMAND_OPERATOR, order) for _ in range(4)]
+        narrow.kill(narrow.child("worker"))
+        again.append(await bus.command(COMMAND_OPERATOR, order))
+    assert isinstance(first, Opened)
+    assert all(isinstance(one, Opened) and one.operation == first.operation for one in again)
+    await narrow.serving("slow")
+    await settled(narrow)
+    assert len(await narrow.events("OperationRequested", after=before)) == 1
+    assert len(await narrow.events("InstanceUp", after=before)) == 1
+    assert len(await narrow.events("InstanceCreated", after=before)) == 1
+
+
+async def test_c49_a_model_that_another_has_stopped_comes_back_for_its_caller(narrow: PlaneUnderTest) -> None:
+    before = await narrow.head()
+    assert narrow.cli("load", "a").returncode == 0
+    assert narrow.cli("stop", "a").returncode == 0
+    assert await narrow.chat("a", "still")
+    async with narrow.bus() as bus:  # both at the same instant
+        orders = [
+            Order(id=ids.new(ids.COMMAND), actor=f"operator:{who}", body=body)
+            for who, body in (("one", Load(model="a")), ("two", Stop(model="a")))
+        ]
+        await asyncio.gather(*(bus.command(COMMAND_OPERATOR, order) for order in orders))
+    assert await narrow.chat("a", "and still")
+    await settled(narrow)
+    actors = {event.actor for event in await narrow.events("OperationRequested", after=before)}
+    assert {"operator:one", "operator:two"} <= actors
+
+
+async def test_a_prompt_that_is_too_long_is_refused_before_anything_is_loaded(narrow: PlaneUnderTest) -> None:
+    narrow.cli("stop", "slow")
+    before = await narrow.head()
+    with pytest.raises(openai.APIStatusError) as caught:
+        await narrow.chat("slow", "w" * 10_000)
+    assert caught.value.status_code in (400, 413)
+    assert await narrow.events("InstanceDirected", "RequestAccepted", after=before) == []
+
+
+async def test_a_bad_parameter_is_named(narrow: PlaneUnderTest) -> None:
+    async with narrow.http() as http:
+        answer: httpx.Response = await http.post("/v1/chat/completions", json=asked(model="a", temperature="hot"))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "temperature"

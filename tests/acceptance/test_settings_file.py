@@ -1,0 +1,71 @@
+"""C43: a settings file that changes while the plane runs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from controlplane.envelope import Recorded
+from tests.plane import NODE, PlaneUnderTest, fake
+
+
+async def applied(plane: PlaneUnderTest, count: int) -> Recorded:
+    async def found() -> Recorded | None:
+        events = await plane.events("SettingsApplied")
+        return events[count - 1] if len(events) >= count else None
+
+    return await plane.until(found, f"settings applied {count} times")  # type: ignore[no-any-return]
+
+
+async def test_only_what_changed_is_touched(start_plane: Callable[..., PlaneUnderTest]) -> None:
+    plane = start_plane(NODE + fake("soft", share=0.5) + fake("hard", share=0.5) + fake("busy", share=0.5, tokens_per_s=40))
+    soft = await _up(plane, "soft")
+    hard = await _up(plane, "hard")
+    busy = asyncio.create_task(plane.chat("busy", "b" * 60))
+    await plane.until_fleet(
+        lambda fleet: any(r.model == "busy" and r.instance for r in fleet.requests.values()), "busy is busy"
+    )
+    text = (
+        NODE
+        + fake("soft", share=0.5, idle='{ sleep = "1h", cold = "never" }')
+        + fake("hard", share=0.5, context_tokens=1000)
+        + fake("new", share=0.5)
+    )
+    fresh = plane.data / "fresh.toml"
+    fresh.write_text(text)
+    fresh.replace(plane.settings_file)
+    recorded = await applied(plane, 2)
+    event: Any = recorded.event
+    assert recorded.actor.startswith("operator:")
+    assert (event.added, event.retired, event.unchanged) == (("new",), ("busy",), 0)
+    assert {one.model: one.fields for one in event.revised} == {"soft": ("idle",), "hard": ("arguments",)}
+    assert "b" * 60 in await busy, "what ran has run to its end"
+    fleet = await plane.fleet()
+    assert fleet.instances[soft].pid is not None and fleet.models["soft"].spec.idle.sleep_ms == 3_600_000
+    assert hard in fleet.instances, "a hard field counts at the next climb"
+    with pytest.raises(openai.NotFoundError):
+        await plane.chat("busy")
+    assert await plane.chat("new")
+    assert await plane.chat("hard")
+
+
+async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callable[..., PlaneUnderTest]) -> None:
+    plane = start_plane(NODE + fake("a"))
+    position = (await applied(plane, 1)).position
+    plane.settings_file.write_text(NODE + fake("a") + "[[model]\n")
+
+    async def told() -> bool:
+        return "settings not applied" in (plane.data / "up.out").read_text()
+
+    await plane.until(told, "the mistake is told")
+    line = plane.settings_file.read_text().count("\n")
+    assert f"settings.toml:{line}" in (plane.data / "up.out").read_text()
+    assert [event.position for event in await plane.events("SettingsApplied")] == [position]
+    assert await plane.chat("a")
+
+
+async def _up(plane: PlaneUnderTest, model: str) -> str:
+    await plane.chat(model)
+    return (await plane.serving(model)).instance
