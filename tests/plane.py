@@ -278,6 +278,21 @@ def is_up(instance: Instance, model: str) -> bool:
     return instance.rung is Rung.UP and instance.model == model and instance.activity is Activity.SETTLED
 
 
+def grants_overlap(events: list[Recorded]) -> bool:
+    """Whether two grants ever held one cell at one time, from the events alone."""
+    held: dict[int, set[tuple[str, int]]] = {}
+    for one in events:
+        event: Any = one.event
+        if one.type == "GrantGiven":
+            cells = {(event.device, cell) for cell in range(event.offset, event.offset + event.cells)}
+            if any(cells & other for other in held.values()):
+                return True
+            held[one.position] = cells
+        elif one.type == "GrantReturned":
+            del held[event.grant]
+    return False
+
+
 def _command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

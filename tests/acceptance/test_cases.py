@@ -17,7 +17,7 @@ from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
 from controlplane.subjects import COMMAND_OPERATOR
-from tests.plane import PlaneUnderTest, fake, is_up, running
+from tests.plane import PlaneUnderTest, fake, grants_overlap, is_up, running
 
 SETTINGS = (
     '[node]\npool_bytes = "256MiB"\ndevices = [{ name = "cpu0", bytes = "64MiB" }]\n'
@@ -41,21 +41,6 @@ def narrow() -> Iterator[PlaneUnderTest]:
 
 def asked(text: str = "hi", **options: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], **options}
-
-
-def grants_overlap(events: list[Recorded]) -> bool:
-    """Whether two grants ever held one cell at one time, from the events alone."""
-    held: dict[int, set[tuple[str, int]]] = {}
-    for recorded in events:
-        event: Any = recorded.event
-        if recorded.type == "GrantGiven":
-            cells = {(event.device, cell) for cell in range(event.offset, event.offset + event.cells)}
-            if any(cells & other for other in held.values()):
-                return True
-            held[recorded.position] = cells
-        elif recorded.type == "GrantReturned":
-            del held[event.grant]
-    return False
 
 
 async def ended(plane: PlaneUnderTest, after: int, count: int = 1) -> list[Recorded]:

@@ -1,0 +1,122 @@
+"""`up` and `down`: what they refuse, what they leave, what they say."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.embedded.nats import EmbeddedNats
+from compose.embedded.postgres import EmbeddedPostgres
+from compose.remains import belonging
+from tests.plane import NODE, PlaneUnderTest, fake
+
+ONE = NODE + fake("alpha")
+
+
+@pytest.fixture
+def stopped() -> Iterator[PlaneUnderTest]:
+    """A plane that was never started."""
+    plane = PlaneUnderTest(ONE)
+    yield plane
+    plane.finish()
+
+
+def test_another_up_is_refused_and_told_who_is_there(plane: PlaneUnderTest) -> None:
+    second = plane.cli("up", "--port", "0")
+    assert second.returncode == 2
+    assert "Another up holds" in second.stderr and "pid" in second.stderr and "down" in second.stderr
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(stopped: PlaneUnderTest) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = stopped.cli("up", "--port", str(taken.getsockname()[1]))
+    assert refused.returncode == 2
+    assert "--port" in refused.stderr
+    assert belonging(stopped.data) == []
+
+
+def test_broken_settings_are_refused_with_their_line(stopped: PlaneUnderTest) -> None:
+    stopped.settings_file.write_text(ONE + "priority = 3\n")
+    refused = stopped.cli("up", "--port", "0", "--settings", str(stopped.settings_file))
+    assert refused.returncode == 2
+    line = stopped.settings_file.read_text().splitlines().index("priority = 3") + 1
+    assert f"settings.toml:{line}" in refused.stderr and "priority" in refused.stderr
+
+
+def test_devices_that_come_to_more_than_the_memory_are_refused(stopped: PlaneUnderTest) -> None:
+    stopped.settings_file.write_text(ONE.replace('"64MiB"', '"900TiB"'))
+    refused = stopped.cli("up", "--port", "0", "--settings", str(stopped.settings_file))
+    assert refused.returncode == 2 and "1800 TiB" in refused.stderr
+
+
+def test_without_a_plane_commands_say_so(tmp_path: Path) -> None:
+    for command in ("status", "models", "audit", "events"):
+        found = subprocess.run(
+            [sys.executable, "-m", "compose", "--data", str(tmp_path / "d"), command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.returncode in (1, 2), command
+        assert "up" in found.stderr and "Traceback" not in found.stderr, command
+
+
+def test_down_ends_all_of_it_and_a_second_down_finds_nothing(start_plane: Callable[..., PlaneUnderTest]) -> None:
+    plane = start_plane(ONE)
+    assert plane.cli("load", "alpha").returncode == 0
+    assert len(belonging(plane.data)) >= 9
+    ended = plane.cli("down")
+    assert ended.returncode == 0 and "ended in" in ended.stdout
+    assert plane.down() == 0
+    assert belonging(plane.data) == []
+    assert "nothing was running" in plane.cli("down").stdout
+    assert plane.cli("status").returncode == 1
+    plane.start()
+    assert plane.cli("load", "alpha").returncode == 0, "what the log says of it is still true"
+
+
+def test_a_child_that_was_killed_is_shown_and_back(plane: PlaneUnderTest) -> None:
+    victim = plane.child("pool")
+    plane.kill(victim)
+
+    async def back() -> bool:
+        found = json.loads(plane.cli("status", "--json").stdout)
+        pool = next(one for one in found["processes"] if one["name"] == "pool")
+        return bool(pool["restarts"] == 1 and pool["state"] == "ready" and pool["last_exit"] == "killed by SIGKILL")
+
+    asyncio.run(plane.until(back, "the pool is back"))
+
+
+def test_doctor_is_content_with_this_machine(plane: PlaneUnderTest) -> None:
+    found = plane.cli("doctor", "--json")
+    assert found.returncode == 0, found.stdout
+    assert {"python", "disk", "postgres", "nats", "shared memory", "namespaces", "devices", "port"} <= {
+        one["name"] for one in json.loads(found.stdout)
+    }
+
+
+def test_tokens_are_issued_listed_and_revoked(plane: PlaneUnderTest) -> None:
+    text = plane.cli("token", "new", "somebody").stdout.strip()
+    identifier = text.split("_")[1]
+    rows = json.loads(plane.cli("token", "list", "--json").stdout)
+    assert (rows[-1]["id"], rows[-1]["name"], rows[-1]["scope"]) == (identifier, "somebody", "inference")
+    assert plane.cli("token", "revoke", identifier).returncode == 0
+    assert plane.cli("token", "revoke", identifier).returncode == 1
+
+
+async def test_given_servers_are_used_and_none_started(start_plane: Callable[..., PlaneUnderTest]) -> None:
+    home = PlaneUnderTest(ONE)  # a directory for the servers
+    async with EmbeddedPostgres(home.data, durable=False) as postgres, EmbeddedNats(home.data / "nats") as nats:
+        url = nats.url.replace("nats://", f"nats://{nats.token}@")
+        plane = start_plane(ONE, "--postgres", postgres.owner_url, "--nats", url)
+        names = {one["name"] for one in json.loads(plane.cli("status", "--json").stdout)["processes"]}
+        assert names == {"pool", "decider", "worker", "web"}
+        assert "alpha" in await plane.chat("alpha", "alpha")
+        assert plane.cli("audit").returncode == 0
+        plane.down()
+    home.finish()
