@@ -7,7 +7,7 @@ the consumer is made anew from the last position. A position that was seen alrea
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import nats.errors
@@ -47,7 +47,7 @@ class _Lost(Exception):
     """The consumer has to be made anew."""
 
 
-async def follow(bus: Bus, *, after: int, filters: list[str] | None = None) -> AsyncIterator[Recorded]:
+async def follow(bus: Bus, *, after: int, filters: list[str] | None = None) -> AsyncGenerator[Recorded, None]:
     """Yield events with a position above `after`, in order, each once, for ever.
 
     Without `filters` (subjects) positions are contiguous. Survives restarts of NATS, of the decider and of the stream;

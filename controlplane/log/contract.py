@@ -81,8 +81,8 @@ class Log(Protocol):
         """
         ...
 
-    async def holding(self) -> dict[tuple[str, int], int]:
-        """(device, cell) -> number of the grant that holds it."""
+    async def holding(self) -> tuple[int, dict[tuple[str, int], int]]:
+        """The head, and as of it (device, cell) -> number of the grant that holds it."""
         ...
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:

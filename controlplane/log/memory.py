@@ -87,8 +87,8 @@ class MemoryLog:
     async def first_since(self, at_ms: int) -> int:
         return bisect.bisect_left(self._events, at_ms, key=lambda event: event.at_ms) + 1
 
-    async def holding(self) -> dict[tuple[str, int], int]:
-        return dict(self._holding)
+    async def holding(self) -> tuple[int, dict[tuple[str, int], int]]:
+        return len(self._events), dict(self._holding)
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         others = [one for one in self._snapshots if (one.position, one.evolve_version) != _key(snapshot)]

@@ -108,10 +108,10 @@ class PostgresLog:
             first: int = await connection.fetchval("select first_since($1)", at_ms)
             return first
 
-    async def holding(self) -> dict[tuple[str, int], int]:
+    async def holding(self) -> tuple[int, dict[tuple[str, int], int]]:
         async with self._reading() as connection:
-            rows = await connection.fetch("select device, cell, number from holding")
-            return {(device, cell): number for device, cell, number in rows}
+            rows = await connection.fetch("select position, device, cell, number from head left join holding on true")
+            return rows[0][0], {(device, cell): number for _, device, cell, number in rows if device is not None}
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         async with self._reading() as connection, connection.transaction():

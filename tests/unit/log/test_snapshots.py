@@ -1,0 +1,86 @@
+"""Snapshots are a short cut, never the truth."""
+
+import msgspec
+import pytest
+
+from controlplane.events import GatewayOpened
+from controlplane.fleet import Fleet, fold
+from controlplane.log import MemoryLog, Snapshot
+from controlplane.log.snapshots import Snapshotter, restore, take, usable
+from tests.chronicle import Chronicle
+
+
+class Counting(MemoryLog):
+    """Counts the events read."""
+
+    events_read = 0
+
+    async def read(self, after: int, limit: int = 5000) -> list:  # type: ignore[type-arg]
+        events = await super().read(after, limit)
+        self.events_read += len(events)
+        return events
+
+
+@pytest.fixture
+async def log() -> Counting:
+    log = Counting()
+    opened = [GatewayOpened(gateway=f"gw_{n}", host="h", pid=n) for n in range(30)]
+    await log.append(await log.begin_reign("h", 1), Chronicle().record(*opened))
+    return log
+
+
+async def at(log: MemoryLog, position: int) -> Fleet:
+    return fold((await log.read(0))[:position])
+
+
+async def test_a_start_reads_the_newest_snapshot_and_only_the_rest(log: Counting) -> None:
+    for position in (10, 20):
+        await log.save_snapshot(take(await at(log, position)))
+    whole = await at(log, 30)
+    log.events_read = 0
+    assert await restore(log) == whole
+    assert log.events_read == 10
+
+
+async def test_the_past_is_restored_from_the_snapshot_before_it(log: Counting) -> None:
+    for position in (10, 20):
+        await log.save_snapshot(take(await at(log, position)))
+    past = await at(log, 15)
+    log.events_read = 0
+    assert await restore(log, up_to=15) == past
+    assert log.events_read == 5
+
+
+async def test_an_empty_log_is_an_empty_fleet() -> None:
+    assert await restore(MemoryLog()) == Fleet()
+
+
+@pytest.mark.parametrize("damage", ["state", "digest", "version", "position", "not_json"])
+async def test_a_snapshot_that_is_damaged_or_of_another_meaning_is_passed_over(log: Counting, damage: str) -> None:
+    good = take(await at(log, 20))
+    match damage:
+        case "state":
+            bad = msgspec.structs.replace(good, state=good.state[:-1] + bytes([good.state[-1] ^ 1]))
+        case "digest":
+            bad = msgspec.structs.replace(good, digest=b"")
+        case "version":
+            bad = msgspec.structs.replace(good, evolve_version=good.evolve_version + 1)
+        case "position":
+            bad = msgspec.structs.replace(good, position=21)
+        case _:
+            bad = Snapshot(20, good.evolve_version, b"{", take(Fleet()).digest)
+    assert usable(bad) is None
+    await log.save_snapshot(take(await at(log, 10)))
+    await log.save_snapshot(bad)
+    assert await restore(log) == await at(log, 30)
+
+
+async def test_one_is_taken_only_when_something_happened(log: Counting) -> None:
+    fleet = await at(log, 20)
+    snapshotter = Snapshotter(log, fleet)
+    await snapshotter.take()
+    assert await log.snapshots(fleet.position) == []
+    snapshotter.note(await at(log, 30))
+    await snapshotter.take()
+    [taken] = await log.snapshots(1)
+    assert usable(taken) == await at(log, 30)
