@@ -65,8 +65,10 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {name: msgspec.json.Decoder(ki
 
 def decode_event(name: str, v: int, data: bytes | msgspec.Raw | str) -> AnyEvent:
     """Rebuild an event of any stored version. Raises `upcast.UnknownEvent` for a type that this release does not know."""
-    name, raw = upcast(name, v, bytes(data) if not isinstance(data, str) else data.encode())
-    event: AnyEvent = _decoders[name].decode(raw)
+    kind = BY_NAME.get(name)
+    if kind is None or v != kind.V:
+        name, data = upcast(name, v, data.encode() if isinstance(data, str) else bytes(data))
+    event: AnyEvent = _decoders[name].decode(data)
     return event
 
 
