@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Holder:
         self._streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._server: asyncio.Server | None = None
+        self.check_alive: Callable[[], None] = lambda: None
 
     async def listen(self) -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,8 +44,11 @@ class Holder:
 
     async def tell(self, command: msgspec.Struct) -> ControlReply:
         async with asyncio.timeout(60):
-            if self._stream is None:
-                self._stream = await self._streams.get()
+            while self._stream is None:
+                try:
+                    self._stream = await asyncio.wait_for(self._streams.get(), 0.1)
+                except TimeoutError:
+                    self.check_alive()
             reader, writer = self._stream
             await write(writer, command)
             reply = await read(reader, decoder(ControlReply))
@@ -110,6 +114,7 @@ class Room:
     async def start_engine(self, engine: str, source: Path, **arguments: Any) -> None:
         if "engine" not in self.processes:
             await self.holder.listen()
+            self.holder.check_alive = self._engine_alive
         self.start(
             "engine", "worker.engines.process", "--instance-dir", str(self.directory), "--engine", engine,
             "--source", str(source), "--arguments", json.dumps(arguments),
@@ -170,6 +175,10 @@ class Room:
                 logs = "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in self.data.glob("*.log"))
                 raise Died(f"{what}: not within {deadline_s} s (dead: {dead})\n{logs}")
             await asyncio.sleep(0.01)
+
+    def _engine_alive(self) -> None:
+        if (status := self.processes["engine"].poll()) is not None:
+            raise Died(f"the engine ended with {status}:\n{(self.data / 'engine.log').read_text()[-2000:]}")
 
     def kill(self, name: str) -> None:
         self.processes[name].send_signal(signal.SIGKILL)

@@ -46,7 +46,7 @@ class Weights:
         try:
             if self._reservation is None or self._reservation.size < sum(sizes):
                 self._reservation = Reservation(sum(sizes))
-            self._reservation.attach(attachment.fds, sizes)
+            self._reservation.attach(attachment.fds, sizes, populate=True)  # else the first token pays for the page faults
         except (OSError, ValueError) as error:
             attachment.close()
             raise EngineFault("no_memory", f"mapping {sum(sizes)} bytes: {error}") from error
@@ -73,8 +73,11 @@ class Weights:
 
 
 def private_bytes(pid: int | str = "self") -> int:
-    """Private dirty memory of a process, from the kernel's own sum (about 1 ms per GiB)."""
+    """Memory that a process alone has, from the kernel's own sum (about 1 ms per GiB).
+
+    Anonymous pages, that is: the kernel's "private" counts pages of the pool, too, while one process alone maps them.
+    """
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Private_Dirty:"):
+        if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
     return 0
