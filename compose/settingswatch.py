@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from compose.settingsfile import Stamp, stamp
 from controlplane import ids
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
@@ -19,17 +20,7 @@ POLL_S: Final = 0.5
 """A look at four numbers of one file. inotify would have to follow every link on the way, and misses network mounts."""
 APPLY_S: Final = 30.0
 
-Stamp = tuple[int, int, int, int] | None
 log = structlog.get_logger("settings")
-
-
-def stamp(path: Path) -> Stamp:
-    """What changes when the file is written, replaced, or when a link on the way to it is swapped. None: it isn't there."""
-    try:
-        status = path.stat()  # of the target: an atomic swap of a link in between shows as another inode
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class SettingsWatch:

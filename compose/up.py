@@ -12,26 +12,20 @@ from typing import Final
 import msgspec
 import structlog
 
-from compose import login, parts, remains, servers
+from compose import parts, remains, servers
 from compose.directory import Directory
 from compose.logs import write_own_log
 from compose.node import Offer, offer
 from compose.process import end
 from compose.refusal import EnvironmentRefusal
 from compose.servers import Servers
-from compose.settingswatch import SettingsWatch, Stamp, stamp
+from compose.settingsfile import choose
 from compose.supervisor import Supervisor
-from controlplane.bus import Bus
 from controlplane.plane import Plane
-from controlplane.refusal import Refused
-from controlplane.settings import Settings, read
 from migrations.upgrade import NewerSchema, upgrade
 
-READY_S: Final = 60.0
-"""Until web answers; on a loaded machine imports alone take several seconds."""
 INSTANCES_END_S: Final = 5.0
 PORT: Final = 8480
-SETTINGS: Final = "enginehouse.toml"
 
 log = structlog.get_logger("up")
 Say = Callable[[str], None]
@@ -76,8 +70,8 @@ async def up(options: UpOptions, say: Say) -> None:
 
 async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor, say: Say) -> None:
     began = time.monotonic()
-    path, settings, seen = await _settings(options, directory, say)
-    offered = offer(settings.node, directory)
+    chosen = await choose(options.settings, directory.path, say, demo=options.demo)
+    offered = offer(chosen.settings.node, directory)
     os.environ[remains.MARK] = str(directory.path)
     await supervisor.end_left_over(but=parts.SURVIVORS)
     port = _free_port(options.host, options.port)
@@ -85,28 +79,16 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
         given = await servers.given(options.postgres_url, options.nats_url)
     else:
         given = await servers.start(supervisor, directory)
-    plane = _plane(directory, given, offered, at=(options.host, port), settings=path)
+    plane = _plane(directory, given, offered, at=(options.host, port), settings=chosen.path)
     plane.write()
     await migrate(given.owner_url)
     children = {spec.name: supervisor.add(spec) for spec in parts.specs(plane)}
     if note := parts.pool_note(plane):
         say(note)
-    await login.first_token(plane, directory)
-    bus = await Bus.connect(plane, "up")
-    try:
-        watch = SettingsWatch(path, bus, say) if path is not None else None
-        if watch is not None:
-            await _first_apply(watch, settings, say)
-        if not await children["web"].ready(READY_S):
-            say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{children['web'].last_words()}")
-            await children["web"].ready(None)
-        say(f"ready in {time.monotonic() - began:.1f} s: {url(plane)}  (data in {directory.path})")
-        say(f"log in: {login.link(plane)}  (good once, for ten minutes)")
-        if watch is not None:
-            await watch.follow(seen)
-        await asyncio.Event().wait()
-    finally:
-        await bus.close()
+    # While the children import what they need, so do we; before, it would have kept them waiting.
+    from compose.attendance import attend  # noqa: PLC0415
+
+    await attend(plane, directory, chosen, children["web"], say=say, began=began)
 
 
 def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[str, int], settings: Path | None) -> Plane:
@@ -119,30 +101,6 @@ def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[st
     )  # fmt: skip
 
 
-async def _first_apply(watch: SettingsWatch, settings: Settings, say: Say) -> None:
-    """A refusal is told and the plane goes on: the file can be mended while it runs."""
-    try:
-        await watch.apply(settings)
-    except (Refused, TimeoutError) as error:
-        log.warning("settings_refused", path=str(watch.path), reason=repr(error))
-        say(f"settings not applied: {watch.path}: {error or 'the decider does not answer; see its log'}")
-
-
-async def _settings(options: UpOptions, directory: Directory, say: Say) -> tuple[Path | None, Settings, Stamp]:
-    if options.demo:
-        from compose import demo  # noqa: PLC0415 (torch and transformers come with it)
-
-        path: Path | None = await demo.prepare(directory.path, say)
-    else:
-        own = directory.path / SETTINGS
-        path = options.settings or (own if own.exists() else None)
-    if path is None:
-        return None, Settings(), None
-    path = path.absolute()  # not resolved: a link may point elsewhere tomorrow
-    seen = stamp(path)
-    return path, read(path), seen
-
-
 async def migrate(owner_url: str) -> None:
     """Bring the database to this release's schema. Raises EnvironmentRefusal."""
     try:
@@ -151,10 +109,6 @@ async def migrate(owner_url: str) -> None:
         raise EnvironmentRefusal(
             "newer_schema", f"The log is newer than this release: {error}.", "Upgrade enginehouse."
         ) from error
-
-
-def url(plane: Plane) -> str:
-    return f"http://{plane.web_host}:{plane.web_port}"
 
 
 def _free_port(host: str, port: int) -> int:

@@ -2,12 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import structlog
-from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 HERE: Final = Path(__file__).parent
 LOCK: Final = 0x656E676D
@@ -41,6 +42,8 @@ async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
             raise NewerSchema(
                 f"the database is at revision {current}, this release knows up to {newest()}; upgrade enginehouse"
             )
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 (see `_current`)
+
         engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url))
         try:
             async with engine.begin() as connection:
@@ -52,7 +55,7 @@ async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
 
 
 async def _current(url: str) -> str | None:
-    """Revision of the database; None: empty. Without Alembic, whose import takes longer than a start may."""
+    """Revision of the database; None: empty. Without Alembic and SQLAlchemy, whose import takes longer than a start may."""
     connection = await asyncpg.connect(url)
     try:
         if await connection.fetchval("select to_regclass('public.alembic_version')") is None:
@@ -63,9 +66,10 @@ async def _current(url: str) -> str | None:
         await connection.close()
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: "Connection") -> None:
     from alembic import command  # noqa: PLC0415 (a start that has nothing to migrate does without)
     from alembic.config import Config  # noqa: PLC0415
+    from sqlalchemy import text  # noqa: PLC0415
 
     connection.execute(text(f"select pg_advisory_xact_lock({LOCK})"))
     config = Config()

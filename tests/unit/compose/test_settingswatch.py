@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from compose import settingswatch
-from compose.settingswatch import SettingsWatch, stamp
+from compose.settingsfile import stamp
+from compose.settingswatch import SettingsWatch
 from controlplane.answer import Answer, Done
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order

@@ -1,0 +1,52 @@
+"""What `up` does once everything is started: the first token, the settings, the word that it is ready; then the watch."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from compose import login
+from compose.child import Child
+from compose.directory import Directory
+from compose.settingsfile import Chosen
+from compose.settingswatch import SettingsWatch
+from controlplane.bus import Bus
+from controlplane.plane import Plane
+from controlplane.refusal import Refused
+
+READY_S: Final = 60.0
+"""Until web answers; on a loaded machine imports alone take several seconds."""
+
+Say = Callable[[str], None]
+log = structlog.get_logger("up")
+
+
+async def attend(plane: Plane, directory: Directory, chosen: Chosen, web: Child, *, say: Say, began: float) -> None:
+    """Runs until it is cancelled. `began`: monotonic time of the start."""
+    await login.first_token(plane, directory)
+    bus = await Bus.connect(plane, "up")
+    try:
+        watch = SettingsWatch(chosen.path, bus, say) if chosen.path is not None else None
+        if watch is not None:
+            await _first(watch, chosen, say)
+        if not await web.ready(READY_S):
+            say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{web.last_words()}")
+            await web.ready(None)
+        say(f"ready in {time.monotonic() - began:.1f} s: http://{plane.web_host}:{plane.web_port}  (data in {plane.data})")
+        say(f"log in: {login.link(plane)}  (good once, for ten minutes)")
+        if watch is not None:
+            await watch.follow(chosen.seen)
+        await asyncio.Event().wait()
+    finally:
+        await bus.close()
+
+
+async def _first(watch: SettingsWatch, chosen: Chosen, say: Say) -> None:
+    """Apply the settings. A refusal is told and the plane goes on: the file can be mended while it runs."""
+    try:
+        await watch.apply(chosen.settings)
+    except (Refused, TimeoutError) as error:
+        log.warning("settings_refused", path=str(watch.path), reason=repr(error))
+        say(f"settings not applied: {watch.path}: {error or 'the decider does not answer; see its log'}")

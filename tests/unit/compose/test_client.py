@@ -1,0 +1,41 @@
+"""The CLI's HTTP client: what it makes of answers, and of none."""
+
+from pathlib import Path
+
+import pytest
+
+from compose.client import Client, refused
+from compose.refusal import EnvironmentRefusal
+from controlplane.plane import Plane
+
+
+def test_both_shapes_of_errors_are_read() -> None:
+    ours = refused(409, b'{"code":"busy","message":"two requests run"}', None)
+    assert (ours.status, ours.code, ours.message, ours.retry_after_s) == (409, "busy", "two requests run", None)
+    openai = refused(503, b'{"error":{"code":"backing_off","message":"later","type":"x","param":null}}', "4")
+    assert (openai.code, openai.message, openai.retry_after_s) == ("backing_off", "later", 4)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "text"}'])
+def test_an_answer_that_is_no_error_of_ours_still_becomes_one(body: bytes) -> None:
+    assert refused(502, body, None).code == "502"
+
+
+def test_a_plane_that_was_never_started_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENGINEHOUSE_URL", raising=False)
+    with pytest.raises(EnvironmentRefusal, match="enginehouse up"):
+        Client.of(tmp_path)
+
+
+def test_a_plane_that_does_not_answer_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENGINEHOUSE_URL", raising=False)
+    monkeypatch.delenv("ENGINEHOUSE_TOKEN", raising=False)
+    Plane(data=str(tmp_path), postgres_url="", nats_url="", web_port=1).write()
+    with pytest.raises(EnvironmentRefusal, match="ENGINEHOUSE_TOKEN"):
+        Client.of(tmp_path)
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "admin-token").write_text("eh_a_b\n")
+    client = Client.of(tmp_path)
+    with pytest.raises(EnvironmentRefusal, match="does not answer"):
+        client.get("api", "models")
+    client.close()
