@@ -63,7 +63,8 @@ class Simulation:
         self._devices = tuple(DeviceFound(f"dev{n}", f"cpu{n}", "cpu", DEVICE_BYTES) for n in range(devices))
         self._pool_bytes = pool_bytes
         self.hello()
-        self.send(OpenGateway(gateway=GATEWAY, host="here", pid=1))
+        self.gateway = GATEWAY
+        self.send(OpenGateway(gateway=self.gateway, host="here", pid=1))
         self._every_tick()
 
     # ---- commands ----
@@ -85,7 +86,7 @@ class Simulation:
         request = f"{ids.REQUEST}_{self._sent + 1:08d}"
         self.send(
             Admit(
-                request=request, model=model, gateway=GATEWAY, kind="chat", streamed=True, prompt_bytes=8, wait=wait
+                request=request, model=model, gateway=self.gateway, kind="chat", streamed=True, prompt_bytes=8, wait=wait
             )
         )  # fmt: skip
         return request

@@ -10,6 +10,7 @@ from controlplane.commands import (
     AnyCommand,
     DeviceFound,
     Hello,
+    Load,
     OpenGateway,
     Order,
     RegisterModel,
@@ -124,8 +125,6 @@ class Story:
 
     def bring_up(self, model: str) -> "Story":
         """Load it, and let the worker succeed."""
-        from controlplane.commands import Load
-
         return self.when(Load(model=model)).report_up(model)
 
 

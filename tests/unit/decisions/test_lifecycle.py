@@ -1,5 +1,7 @@
 """Reports, failures, timers: an instance's way up and down the ladder."""
 
+from msgspec.structs import replace
+
 from controlplane.commands import (
     Admit,
     End,
@@ -73,8 +75,6 @@ def test_weights_reported_three_times_are_staged_and_dropped_once() -> None:  # 
 
 
 def test_a_report_for_another_grant_or_from_another_node_is_stale() -> None:
-    from msgspec.structs import replace
-
     story = with_models(plane(), spec("a")).given(Load(model="a"))
     up = story.up_report("a")
     story.when(replace(up, grant=up.grant + 1)).then_refused(Code.STALE)
@@ -83,8 +83,6 @@ def test_a_report_for_another_grant_or_from_another_node_is_stale() -> None:
 
 
 def test_a_restarted_frontend_is_recorded_with_its_new_endpoint() -> None:
-    from msgspec.structs import replace
-
     story = with_models(plane(), spec("a")).bring_up("a").given(admit("req_1"))
     story.when(replace(story.up_report("a"), endpoint="http://there")).then("InstanceUp")
     instance = story.instance_of("a")

@@ -1,6 +1,18 @@
 """Who gets which place, when, and who leaves for it."""
 
-from controlplane.commands import Admit, End, EndRequests, Load, ReportDropped, ReportEnded, ReportStaged, Tick
+from controlplane.commands import (
+    Admit,
+    End,
+    EndRequests,
+    Interrupt,
+    Load,
+    RegisterModel,
+    ReportDropped,
+    ReportEnded,
+    ReportStaged,
+    Sleep,
+    Tick,
+)
 from controlplane.decisions.limits import BOUND_MS
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
 from controlplane.refusal import Code
@@ -70,8 +82,6 @@ def test_the_requests_that_paid_for_a_load_are_served_before_it_can_be_evicted()
 
 
 def test_a_lease_outlasts_an_interruption() -> None:  # C04
-    from controlplane.commands import Interrupt
-
     story = with_models(plane(), spec("a"), spec("b")).given(admit("req_1", "a")).given(admit("req_2", "b")).report_up("a")
     story.when(Interrupt(request="req_1", attempt=1, sent_chars=0, code="frontend_lost", message="gone"))
     story.then("RequestInterrupted", ("RequestQueued", {"request": "req_1", "code": "reopened"}))
@@ -96,8 +106,6 @@ def test_two_cold_loads_never_share_the_last_place() -> None:  # C13
 def test_what_can_never_fit_evicts_nobody() -> None:  # C14
     story = with_models(plane(devices=2), spec("a")).bring_up("a")
     grown = spec("big", size=DEVICE * 12 // 10)
-    from controlplane.commands import RegisterModel
-
     story.when(RegisterModel(spec=grown)).then_refused(Code.CANNOT_FIT, need_bytes=960, limit_bytes=800)
     story = with_models(plane(pool_bytes=700), spec("a", size=600)).bring_up("a")
     story.when(RegisterModel(spec=spec("fat"))).then_refused(Code.CANNOT_FIT, need_bytes=800, limit_bytes=700)
@@ -167,8 +175,6 @@ def test_one_skeleton_serves_the_models_of_its_configuration() -> None:
 
 
 def test_a_sleeping_skeleton_is_woken_rather_than_a_new_one_started() -> None:
-    from controlplane.commands import Sleep
-
     story = with_models(plane(devices=2), spec("base", source="s"), spec("tuned", source="s")).bring_up("base")
     instance = story.instance_of("base").instance
     story.when(Sleep(model="base")).report_slept(instance)

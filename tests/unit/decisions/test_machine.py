@@ -1,0 +1,211 @@
+"""Random fleets: whatever people, workers and time do, the invariants hold and every request ends once."""
+
+import os
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from controlplane.commands import (
+    CancelRequest,
+    CloseGateway,
+    End,
+    EndRequests,
+    Load,
+    NodeHeard,
+    NodeSilent,
+    OpenGateway,
+    RegisterModel,
+    RetireModel,
+    Retry,
+    ReviseModel,
+    Sleep,
+    Stop,
+)
+from controlplane.decisions.needs import held_bytes
+from controlplane.decisions.placement import mask
+from controlplane.envelope import Recorded
+from controlplane.events import RequestAccepted, RequestCancelled, RequestFailed, RequestFinished, RequestRouted
+from controlplane.fleet import Fleet, fold
+from controlplane.refusal import Refused
+from controlplane.rungs import Rung
+from controlplane.scripted import Script
+from controlplane.simulation import DEVICE_BYTES, NODE, Simulation
+from controlplane.spec import Idle, ModelSpec
+
+SKELETON = DEVICE_BYTES // 64
+MODELS = {"whole": ("s1", 8), "base": ("s2", 4), "tuned": ("s2", 4), "half": ("s3", 4), "eighth": ("s4", 1)}
+"""name -> (configuration, cells)."""
+TIMES = (1, 10, 100, 150, 400, 1_000, 2_000, 5_000, 10_000, 31_000)
+models = st.sampled_from(sorted(MODELS))
+
+
+def spec(name: str, **more: Any) -> ModelSpec:
+    source, cells = MODELS[name]
+    arguments: dict[str, Any] = {"weight_bytes": DEVICE_BYTES * cells // 8 - SKELETON, "skeleton_bytes": SKELETON}
+    return ModelSpec(
+        name=name, source=source, engine="fake", arguments=arguments, idle=Idle(sleep_ms=2_000, cold_ms=5_000), **more
+    )
+
+
+def check(fleet: Fleet) -> None:
+    """I1, I2, I3, and that the indexes and leases mean something."""
+    cells: dict[str, int] = {}
+    for number, grant in fleet.grants.items():
+        bits = mask(grant.offset, grant.cells)
+        assert grant.offset % grant.cells == 0
+        assert grant.offset + grant.cells <= 8
+        assert not cells.get(grant.device, 0) & bits, "I1: two grants of one cell"
+        cells[grant.device] = cells.get(grant.device, 0) | bits
+        assert fleet.instances[grant.instance].grant == number, "a grant without its instance"
+    used: Counter[str | None] = Counter()
+    for instance in fleet.instances.values():
+        assert not instance.running or instance.grant in fleet.grants, "I3: requests run without a grant"
+        assert instance.leased_to <= set(fleet.requests), "leased to nobody"
+        assert instance.running == sum(
+            r.instance == instance.instance and r.lost_ms is None for r in fleet.requests.values()
+        )  # fmt: skip
+        used[instance.device] += held_bytes(fleet, instance)
+    for device in fleet.devices.values():
+        assert used[device.device] <= device.size_bytes, "I2: more bytes than the device has"
+    for waiting in fleet.waiting.values():
+        assert all(fleet.requests[r].code and fleet.requests[r].instance is None for r in waiting), "waits without a reason"
+
+
+class Fleets(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepted: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.attempts: dict[str, int] = {}
+        self.gateways = 1
+
+    @initialize(
+        devices=st.integers(1, 2), pool=st.sampled_from([1.2, 2.0, 9.0]), repeats=st.integers(1, 3),
+        late_ms=st.sampled_from([0, 30, 2_500]), start_ms=st.sampled_from([500, 4_000]),
+        sleep_ms=st.sampled_from([50, 1_000]), serve_ms=st.sampled_from([20, 700, 3_000]),
+    )  # fmt: skip
+    def begin(self, devices: int, pool: float, **script: int) -> None:
+        self.sim = Simulation(devices=devices, pool_bytes=int(pool * DEVICE_BYTES), script=Script(**script))
+        self.sim.on_event = self._watch
+        for name in MODELS:
+            self.sim.send(RegisterModel(spec=spec(name)))
+        self.sim.run(100)
+
+    def _watch(self, recorded: Recorded) -> None:
+        match recorded.event:
+            case RequestAccepted(request=request):
+                self.accepted[request] += 1
+            case RequestFinished(request=request) | RequestFailed(request=request) | RequestCancelled(request=request):
+                self.ended[request] += 1
+            case RequestRouted(request=request, attempt=attempt):
+                assert attempt == self.attempts.get(request, 0) + 1, "I5: an attempt is skipped or repeated"
+                self.attempts[request] = attempt
+            case _:
+                pass
+        if recorded.position == self.sim.fleet.position:
+            check(self.sim.fleet)  # after every decision
+
+    def _send(self, body: Any) -> None:
+        with suppress(Refused):
+            self.sim.send(body)
+
+    @rule(calls=st.lists(st.tuples(models, st.sampled_from(TIMES), st.booleans()), min_size=1, max_size=8))
+    def traffic(self, calls: list[tuple[str, int, bool]]) -> None:
+        for model, gap_ms, wait in calls:
+            with suppress(Refused):
+                self.sim.admit(model, wait=wait)
+            self.sim.run(gap_ms if gap_ms < 2_000 else 0)
+
+    @rule(ms=st.sampled_from(TIMES))
+    def wait(self, ms: int) -> None:
+        self.sim.run(ms)
+
+    @rule(nth=st.integers(0, 50), by_operator=st.booleans())
+    def cancel(self, nth: int, by_operator: bool) -> None:
+        if requests := sorted(self.sim.fleet.requests):
+            request = requests[nth % len(requests)]
+            end = EndRequests(ends=(End(request=request, outcome="cancelled"),))
+            self._send(CancelRequest(request=request) if by_operator else end)
+
+    @rule(model=models, kind=st.sampled_from([Load, Sleep, Stop, Retry]))
+    def operate(self, model: str, kind: type[Load | Sleep | Stop | Retry]) -> None:
+        self._send(kind(model=model))
+
+    @rule(model=models, kind=st.sampled_from(["soft", "hard", "retire"]), variant=st.integers(0, 2))
+    def edit(self, model: str, kind: str, variant: int) -> None:
+        changed = spec(model, note=str(variant))
+        if self.sim.fleet.models[model].retired:
+            self._send(RegisterModel(spec=changed))
+        elif kind == "retire":
+            self._send(RetireModel(model=model))
+        elif kind == "hard":
+            self._send(ReviseModel(spec=replace(changed, arguments={**changed.arguments, "tokens_per_s": variant})))
+        else:
+            self._send(ReviseModel(spec=changed))
+
+    @rule(kind=st.sampled_from(["kill", "fail", "restart", "lose", "silence", "gateway"]), nth=st.integers(0, 10), model=models)
+    def trouble(self, kind: str, nth: int, model: str) -> None:
+        engines = sorted(self.sim.engines)
+        match kind:
+            case "kill" if engines:
+                self.sim.kill(engines[nth % len(engines)])
+            case "fail":
+                self.sim.script.fail[model] = 1 + nth % 3
+            case "restart" | "lose":  # the worker comes back; an engine may have died unseen meanwhile
+                found = sorted(e.instance for e in self.sim.engines.values() if e.rung is not Rung.COLD)
+                if kind == "lose" and found:
+                    del self.sim.engines[found[nth % len(found)]]
+                self.sim.hello()
+            case "silence":
+                self._send(NodeSilent(node=NODE))
+                self.sim.run(nth * 300)
+                self.holds()
+                self._send(NodeHeard(node=NODE))
+            case "gateway":
+                self.gateways += 1
+                if nth % 2:
+                    self._send(CloseGateway(gateway=self.sim.gateway, code="stopped"))
+                self.sim.gateway = f"gw_{self.gateways}"
+                self._send(OpenGateway(gateway=self.sim.gateway, host="here", pid=self.gateways))
+            case _:
+                pass
+
+    @precondition(lambda self: hasattr(self, "sim"))
+    @invariant()
+    def holds(self) -> None:
+        check(self.sim.fleet)
+        held: dict[str, int] = {}
+        for engine in self.sim.engines.values():
+            if engine.cells is not None:
+                device, offset, cells = engine.cells
+                assert not held.get(device, 0) & mask(offset, cells), "two engines use one cell"
+                held[device] = held.get(device, 0) | mask(offset, cells)
+        assert all(count == 1 for count in self.ended.values()), "I4: ended twice"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        self.sim.script.fail.clear()
+        self._send(NodeHeard(node=NODE))
+        self.sim.run_until(Simulation.steady)
+        self.holds()
+        fleet = self.sim.fleet
+        assert self.ended == self.accepted, "I4: not every accepted request ended, once"
+        assert not fleet.waiting
+        assert fold(self.sim.log) == fleet, "I7: folding the log gives the live state"
+        real = {e.instance: (e.rung, e.model if e.rung is Rung.UP else None, e.grant) for e in self.sim.engines.values()}
+        believed = {i.instance: (i.rung, i.model if i.rung is Rung.UP else None, i.grant) for i in fleet.instances.values()}
+        assert real == believed, "I7: what is there is what the plane believes"
+
+
+TestFleets = Fleets.TestCase
+TestFleets.settings = settings(
+    max_examples=int(os.environ.get("ENGINEHOUSE_EXAMPLES", "60")), stateful_step_count=40, deadline=None,
+    suppress_health_check=list(HealthCheck), derandomize="ENGINEHOUSE_EXAMPLES" not in os.environ,
+)  # fmt: skip
+"""CI runs the same 60 every time, so that it can't fail by luck; set ENGINEHOUSE_EXAMPLES for a longer, random search."""
