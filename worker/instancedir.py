@@ -33,15 +33,6 @@ class Exit(msgspec.Struct, frozen=True):
     """Unix milliseconds."""
 
 
-class Serving(msgspec.Struct, frozen=True):
-    """What a frontend was told to serve, and the weights that are mapped for it."""
-
-    model: str
-    revision: int
-    grant: int
-    weight_set: str
-
-
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """`instance.json`. The holder writes `holder`, `engine` and `exit`; the worker the rest."""
 
@@ -55,8 +46,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The frontend's; kept when it is started again."""
     device: str | None = None
     """Where its memory counts; kept while it sleeps."""
-    model: str | None = None
-    """The model for which the engine was last woken."""
+    woken: tuple[str, int] | None = None
+    """Model and revision for which the engine was last woken."""
     checked: bool = False
     """Whether this engine process has given a known answer since it started."""
     skeleton_bytes: int = 0

@@ -17,10 +17,10 @@ def test_a_record_survives_and_is_private(tmp_path: Path) -> None:
     directory = InstanceDir(tmp_path / "inst", "ins_1")
     directory.create("cfg_1")
     directory.edit(port=4711)
-    directory.edit(model="m")
+    directory.edit(woken=("m", 1))
     record = directory.read()
     assert record is not None
-    assert (record.configuration, record.port, record.model) == ("cfg_1", 4711, "m")
+    assert (record.configuration, record.port, record.woken) == ("cfg_1", 4711, ("m", 1))
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory.path / "instance.json").stat().st_mode) == 0o600
     assert [found.instance for found in instancedir.listing(tmp_path / "inst")] == ["ins_1"]

@@ -1,0 +1,141 @@
+"""The plan: from what is to what should be, and the same answer however things came to be."""
+
+import pytest
+from msgspec.structs import replace
+
+from controlplane.fleet import Directive, Grant
+from controlplane.rungs import Rung
+from worker.desired import Wanted
+from worker.plan import EngineState, Goal, Move, Observed, Served, StepName, plan
+
+A, B = Goal("a", 1), Goal("b", 1)
+CONNECTED = Observed(present=True, holder=True, engine=EngineState.CONNECTED, frontend=True, prepared=A, staged=(A, "ws_a"))
+UP = replace(
+    CONNECTED, attached="ws_a", awake=True, woken_for=A, verified=False, checked=True, serving=Served("a", 1, 7), grant=7
+)  # fmt: skip
+ASLEEP = replace(CONNECTED, woken_for=A, checked=True, drained=True)
+
+
+def wanted(rung: Rung, goal: Goal | None = None, grant: int | None = None) -> Wanted:
+    directive = Directive(
+        number=9, rung=rung, model=goal.model if goal else None, revision=goal.revision if goal else 0, grant=grant, code="",
+        at_ms=0,
+    )  # fmt: skip
+    cells = Grant(number=grant, node="n1", device="d", instance="i", offset=0, cells=4, since_ms=0) if grant else None
+    return Wanted(instance="i", configuration="c", directive=directive, grant=cells)
+
+
+def steps(want: Wanted | None, seen: Observed) -> list[StepName]:
+    return [move.step for move in plan(want, seen)]
+
+
+UP_A = wanted(Rung.UP, A, 7)
+
+
+def test_from_nothing_all_that_is_independent_begins_at_once() -> None:
+    assert steps(UP_A, Observed()) == [StepName.PREPARE, StepName.START_FRONTEND, StepName.START_HOLDER]
+    prepared = Observed(present=True, holder=True, prepared=A)
+    assert steps(UP_A, prepared) == [StepName.STAGE, StepName.START_FRONTEND, StepName.START_ENGINE]
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (replace(CONNECTED, engine=EngineState.STARTING), StepName.CONNECT),
+        (CONNECTED, StepName.TAKE_CELLS),
+        (replace(CONNECTED, grant=7), StepName.ATTACH),
+        (replace(CONNECTED, grant=7, attached="ws_a"), StepName.WAKE),
+        (replace(UP, checked=False, serving=None), StepName.CHECK),
+        (replace(UP, serving=None), StepName.SERVE),
+        (replace(UP, frontend=False, serving=None), StepName.START_FRONTEND),
+        (replace(UP, serving=Served("a", 1, 6)), StepName.SERVE),
+    ],
+)
+def test_a_climb_goes_on_from_wherever_it_is(seen: Observed, expected: StepName) -> None:
+    assert steps(UP_A, seen) == [expected]
+
+
+def test_there_is_nothing_to_do_when_it_is_there() -> None:
+    assert plan(UP_A, UP) == ()
+    assert plan(UP_A, replace(UP, prepared=None, staged=None)) == (), "adopted: neither source nor pool is needed to go on"
+    assert plan(wanted(Rung.SLEEP), ASLEEP) == ()
+    assert plan(wanted(Rung.COLD), Observed()) == ()
+    assert plan(None, Observed()) == ()
+
+
+def walk(want: Wanted, seen: Observed) -> list[StepName]:
+    """Carry moves out as they would go, until there."""
+    done = []
+    while moves := plan(want, seen):
+        for move in moves:
+            done.append(move.step)
+            seen = after(seen, move)
+        assert len(done) < 30, done
+    return done
+
+
+def after(seen: Observed, move: Move) -> Observed:
+    weights = {"a": "ws_a", "b": "ws_b"}
+    changes: dict[StepName, dict[str, object]] = {
+        StepName.PREPARE: {"prepared": move.goal},
+        StepName.STAGE: {"staged": (move.goal, weights.get(move.goal.model if move.goal else "", ""))},
+        StepName.START_FRONTEND: {"frontend": True, "serving": None},
+        StepName.START_HOLDER: {"holder": True, "present": True},
+        StepName.START_ENGINE: {"engine": EngineState.STARTING},
+        StepName.CONNECT: {"engine": EngineState.CONNECTED},
+        StepName.TAKE_CELLS: {"grant": move.grant},
+        StepName.ATTACH: {"attached": seen.staged[1] if seen.staged else None, "verified": False},
+        StepName.WAKE: {"awake": True, "woken_for": move.goal, "drained": False},
+        StepName.CHECK: {"checked": True},
+        StepName.SERVE: {"serving": move.goal and Served(move.goal.model, move.goal.revision, move.grant or 0)},
+        StepName.STOP_SERVING: {"serving": None},
+        StepName.DRAIN: {"drained": True},
+        StepName.SLEEP: {"awake": False},
+        StepName.DETACH: {"attached": None},
+        StepName.VERIFY: {"verified": True},
+        StepName.DROP_CELLS: {"grant": None},
+        StepName.END_ENGINE: {"engine": EngineState.DEAD, "awake": False, "attached": None, "serving": None},
+    }
+    return Observed() if move.step is StepName.CLEAR else replace(seen, **changes[move.step])
+
+
+def test_a_switch_under_another_grant_gives_the_first_cells_up_before_it_takes_the_second() -> None:
+    assert walk(wanted(Rung.UP, B, 8), UP) == [
+        StepName.PREPARE, StepName.STAGE, StepName.STOP_SERVING, StepName.DRAIN, StepName.SLEEP, StepName.DETACH,
+        StepName.VERIFY, StepName.DROP_CELLS, StepName.TAKE_CELLS, StepName.ATTACH, StepName.WAKE, StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_a_switch_under_one_grant_keeps_its_cells() -> None:
+    assert walk(wanted(Rung.UP, B, 7), UP) == [
+        StepName.PREPARE, StepName.STAGE, StepName.STOP_SERVING, StepName.DRAIN, StepName.SLEEP, StepName.DETACH,
+        StepName.ATTACH, StepName.WAKE, StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_two_models_with_the_same_bytes_are_not_mapped_anew() -> None:
+    seen = replace(UP, prepared=B, staged=(B, "ws_a"))
+    assert walk(wanted(Rung.UP, B, 7), seen) == [
+        StepName.STOP_SERVING, StepName.DRAIN, StepName.SLEEP, StepName.WAKE, StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_the_way_to_sleep_measures_before_it_gives_the_cells_up() -> None:
+    assert walk(wanted(Rung.SLEEP), UP) == [
+        StepName.STOP_SERVING, StepName.DRAIN, StepName.SLEEP, StepName.DETACH, StepName.VERIFY, StepName.DROP_CELLS,
+    ]  # fmt: skip
+
+
+def test_the_way_to_cold_drains_first() -> None:
+    assert walk(wanted(Rung.COLD), UP) == [StepName.STOP_SERVING, StepName.DRAIN, StepName.END_ENGINE, StepName.CLEAR]
+    assert walk(wanted(Rung.COLD), replace(CONNECTED, engine=EngineState.STARTING)) == [StepName.END_ENGINE, StepName.CLEAR]
+
+
+def test_requests_of_a_dead_frontend_are_drained_through_a_new_one() -> None:
+    assert steps(wanted(Rung.SLEEP), replace(UP, frontend=False, serving=None)) == [StepName.START_FRONTEND]
+
+
+@pytest.mark.parametrize("seen", [Observed(), CONNECTED, UP, ASLEEP, replace(UP, awake=False), replace(UP, attached=None)])
+@pytest.mark.parametrize("want", [UP_A, wanted(Rung.UP, B, 8), wanted(Rung.COLD)])
+def test_every_directive_is_reached_from_everywhere(seen: Observed, want: Wanted) -> None:
+    walk(want, seen)

@@ -1,0 +1,92 @@
+"""The worker's beat: once a second, and at once when progress has changed (at most ten a second). Nothing stores it."""
+
+import asyncio
+import contextlib
+from typing import Final
+
+import structlog
+
+from controlplane import subjects
+from controlplane.bus import Bus
+from controlplane.subjects import InstanceBeat, NodeBeat
+from worker.local import LocalInstance
+from worker.observe import measured
+from worker.plan import EngineState
+from worker.reconcile import Reconciler
+from worker.service import FrontendGone
+from worker.shelf import Shelf
+from worker.site import Site, now_ms
+
+EVERY_S: Final = 1.0
+SOONEST_S: Final = 0.1
+
+log = structlog.get_logger("beats")
+
+
+class Beats:
+    """Collects and sends. What it measured last is sent again between two measurements."""
+
+    def __init__(self, site: Site, bus: Bus, reconciler: Reconciler, shelf: Shelf, incarnation: str) -> None:
+        self._site, self._bus, self._reconciler, self._shelf = site, bus, reconciler, shelf
+        self._incarnation = incarnation
+        self._instances: tuple[InstanceBeat, ...] = ()
+        self._devices: dict[str, int] = {}
+        self._pool = (0, site.plane.pool_bytes, False)
+
+    async def run(self) -> None:
+        """Beat until cancelled. A beat that can't be measured or sent is skipped: the next one comes in a second."""
+        measuring = asyncio.create_task(self._measure_on(), name="measure")
+        try:
+            while True:
+                self._site.board.changed.clear()
+                await self._bus.publish(subjects.beat_node(self._site.plane.node), self.beat())
+                await asyncio.sleep(SOONEST_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._site.board.changed.wait(), EVERY_S - SOONEST_S)
+        finally:
+            measuring.cancel()
+
+    def beat(self) -> NodeBeat:
+        used, budget, ok = self._pool
+        return NodeBeat(
+            node=self._site.plane.node, incarnation=self._incarnation, at_ms=now_ms(), pool_used_bytes=used,
+            pool_budget_bytes=budget, pool_ok=ok, device_bytes=self._devices, instances=self._instances,
+            progress=self._site.board.shown,
+        )  # fmt: skip
+
+    async def _measure_on(self) -> None:
+        while True:
+            try:
+                await self.measure()
+            except Exception:
+                log.exception("not_measured")
+            await asyncio.sleep(EVERY_S)
+
+    async def measure(self) -> None:
+        """Look at the pool, at each engine's memory and at each frontend's traffic."""
+        described = await self._shelf.described()
+        if described is None:
+            self._pool = (self._pool[0], self._pool[1], False)
+        else:
+            self._pool = (described.used_bytes, described.budget_bytes, True)
+        locals_ = [keeper.local for keeper in self._reconciler.keepers.values()]
+        found = await asyncio.gather(*(self._instance(local) for local in locals_))
+        devices = {known.device: 0 for known in self._site.plane.devices}
+        for device, beat in found:
+            if device in devices:
+                devices[device] += beat.bytes_used
+        self._devices, self._instances = devices, tuple(beat for _, beat in found)
+
+    async def _instance(self, local: LocalInstance) -> tuple[str | None, InstanceBeat]:
+        running, rate, used = 0, 0.0, 0
+        record = local.directory.read()
+        if record is not None and record.engine is not None and local.seen.engine is not EngineState.DEAD:
+            used = (await asyncio.to_thread(measured, record.engine.pid, self._site.data)).used
+        if record is not None and local.seen.frontend:
+            try:
+                status = await local.frontend.status(record.port)
+                running, rate = status.running, status.tokens_per_s
+            except FrontendGone:
+                pass  # its death is seen by whoever keeps it
+        beat = InstanceBeat(instance=local.instance, running=running, tokens_per_s=rate, bytes_used=used)
+        return (record.device if record else None), beat

@@ -1,0 +1,57 @@
+"""How long each step may take, and why. Beyond it the step has failed: nothing waits for ever."""
+
+from typing import Final
+
+from msgspec import Struct
+
+from worker.plan import StepName
+
+
+class Deadlines(Struct, frozen=True, kw_only=True):
+    """Seconds. `plane.json` may carry other values under `deadlines` (tests shorten them)."""
+
+    prepare: float = 3600.0
+    """A first fetch over a slow line; it can be abandoned at any moment, and shows its progress."""
+    stage: float = 900.0
+    """60 GiB from a disk that gives 100 MB/s is ten minutes."""
+    start_holder: float = 20.0
+    """A small Python process: 0.2 s, or ten times ten that on two busy cores."""
+    start_engine: float = 10.0
+    """The fork alone."""
+    connect: float = 180.0
+    """Imports and the skeleton: torch takes 5-20 s here, vLLM 33-86 s from cold."""
+    start_frontend: float = 60.0
+    """Imports tokenizers: a second or two on a quiet machine."""
+    take_cells: float = 10.0
+    """The cells' last holder ended before they were granted; the kernel may still be giving its memory back."""
+    attach: float = 30.0
+    wake: float = 60.0
+    check: float = 60.0
+    """Eight tokens, the first ones of a cold process."""
+    serve: float = 20.0
+    """The frontend loads the model's tokenizer."""
+    stop_serving: float = 10.0
+    drain: float = 30.0
+    """What runs may end by itself for this long; then it is aborted."""
+    abort: float = 5.0
+    """From the abort of the rest to an engine without requests."""
+    sleep: float = 60.0
+    detach: float = 30.0
+    verify: float = 10.0
+    """Memory that is given back late (seconds on a GPU) is waited for."""
+    drop_cells: float = 5.0
+    end_engine: float = 5.0
+    """Asked to shut down, then SIGTERM for as long, then SIGKILL."""
+    clear: float = 30.0
+    """Each process's own deadlines are within it."""
+    pool: float = 60.0
+    """How long a climb waits for a pool daemon that is away, or for room that a dismissed set still takes."""
+
+    def of(self, step: StepName) -> float:
+        seconds: float = getattr(self, step.value)
+        if step is StepName.DRAIN:
+            return seconds + 2 * self.abort  # the abort follows within the same step
+        return seconds * 3 if step is StepName.END_ENGINE else seconds
+
+
+DEFAULT: Final = Deadlines()

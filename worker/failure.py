@@ -1,0 +1,9 @@
+"""Why a step did not reach its end: a stable code and a sentence with what to do, as it goes into the report."""
+
+
+class StepFailed(Exception):
+    """The instance can't go on. `code` as in `InstanceFailed`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message

@@ -1,0 +1,221 @@
+"""One task per instance brings what is to what should be, one yield point after another.
+
+The task alone writes its instance's state. Between two steps it looks again: a newer directive counts from there on.
+A step under way is finished first, but for the long ones that may be given up (`plan.ABANDONABLE`).
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from controlplane.commands import ReportEnded, ReportFailed, ReportSlept, ReportUp
+from controlplane.events import Step
+from controlplane.rungs import Rung
+from worker import skeleton, steps
+from worker.desired import Wanted
+from worker.failure import StepFailed
+from worker.local import LocalInstance
+from worker.occupancy import used_bytes
+from worker.plan import ABANDONABLE, EngineState, Move, StepName, plan
+from worker.report import Report
+from worker.site import Site
+
+UNKILLABLE_S: Final = 5.0
+"""Between two tries to end a process that outlived SIGKILL (it hangs in the kernel)."""
+
+DEATH_S: Final = 1.0
+"""Between a broken connection and the news of the process's death lie milliseconds."""
+
+log = structlog.get_logger("keeper")
+
+
+class Keeper:
+    """The task of one instance. `want` may be called at any time; everything else happens inside `run`."""
+
+    def __init__(self, site: Site, instance: str, report: Callable[[Report], None]) -> None:
+        self._site, self._report = site, report
+        self._changed = asyncio.Event()
+        self.local = LocalInstance(site, instance, self._changed.set)
+        self._wanted: Wanted | None = None
+        self._began = time.monotonic()
+        self._steps: list[Step] = []
+        self._check = "skipped"
+        self._reported: int | None = None
+        """The directive that this task has answered."""
+        self._running: dict[Move, asyncio.Task[steps.Done]] = {}
+        self._begun_for: dict[Move, int | None] = {}
+        """The directive under which a move was begun."""
+
+    def want(self, wanted: Wanted | None) -> None:
+        """Where the instance should be from now on; None: the plane does not know it, so it must go."""
+        if wanted == self._wanted:
+            return
+        if _number(wanted) != _number(self._wanted):
+            self._began, self._steps, self._check = time.monotonic(), [], "skipped"
+        self._wanted = wanted
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Work until the instance has ended. Cancelled, it leaves its processes as they are, for the next worker."""
+        try:
+            while not await self._turn():
+                pass
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            self.local.forget()
+
+    async def _turn(self) -> bool:
+        """One look, and what follows from it; True: the instance has ended."""
+        self._changed.clear()
+        wanted = self._wanted
+        rung = wanted.directive.rung if wanted and wanted.directive else Rung.COLD
+        if wanted is not None and rung is not Rung.COLD and (lost := self._lost(rung)) is not None:
+            await self._fail(wanted, "serve" if wanted.reached is Rung.UP else "watch", *lost)
+            return True
+        moves = plan(wanted, self.local.seen)
+        await self._give_up({move for move in self._running if move not in moves and move.step in ABANDONABLE})
+        if all(move in moves for move in self._running):
+            for move in moves:
+                if move not in self._running:
+                    self._running[move] = asyncio.create_task(steps.run(self.local, wanted, move))
+                    self._begun_for[move] = _number(wanted)
+        if not self._running and not moves:
+            if self._settle(wanted, rung):
+                return True
+            await self._changed.wait()
+            return False
+        return await self._await_steps()
+
+    async def _await_steps(self) -> bool:
+        poked = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait({*self._running.values(), poked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            poked.cancel()
+        for move in [move for move, task in self._running.items() if task.done()]:
+            task = self._running.pop(move)
+            failure = _failure(move, task)
+            if failure is None:
+                done = task.result()
+                self._steps.append(Step(done.name, done.took_ms, done.moved_bytes))
+                self._check = done.note or self._check
+            elif await self._failed(move, failure):
+                return True
+        return False
+
+    async def _failed(self, move: Move, failure: StepFailed) -> bool:
+        """A step has failed; True: the instance has ended with it."""
+        wanted = self._wanted
+        log.warning("step_failed", instance=self.local.instance, step=move.step, code=failure.code, message=failure.message)
+        if move.step is StepName.CLEAR:
+            await asyncio.sleep(UNKILLABLE_S)  # and the plan names it again
+            return False
+        if wanted is None or wanted.directive is None or wanted.directive.rung is Rung.COLD:
+            await self._give_up(set(self._running))
+            await self._clear()  # it should go anyway: by force, then
+            return self._settle(wanted, Rung.COLD)
+        if self._begun_for[move] != _number(wanted) and move not in plan(wanted, self.local.seen):
+            return False  # it was for an earlier directive
+        if failure.code in ("engine_died", "holder_died") and self.local.lost is None:
+            with contextlib.suppress(TimeoutError):  # the death itself says more than that nobody answered
+                await asyncio.wait_for(self._changed.wait(), DEATH_S)
+        code, message = self.local.lost or (failure.code, failure.message)
+        await self._fail(wanted, move.step.value, code, message)
+        return True
+
+    def _lost(self, rung: Rung) -> tuple[str, str] | None:
+        seen = self.local.seen
+        if self.local.lost is not None:
+            return self.local.lost
+        if seen.engine is EngineState.DEAD:
+            return ("engine_died" if seen.holder else "holder_died"), "it had ended when this worker looked"
+        if rung is Rung.SLEEP and seen.engine is EngineState.ABSENT:
+            return "lost", "there is no process that could be put to sleep"
+        return None
+
+    def _settle(self, wanted: Wanted | None, rung: Rung) -> bool:
+        """The directive is reached: report it once. True: nothing is left."""
+        if wanted is None:
+            return not self.local.seen.present
+        told = wanted.answered or (wanted.directive is not None and self._reported == wanted.directive.number)
+        if wanted.directive is None or (told and not (rung is Rung.UP and self.local.moved)):
+            return rung is Rung.COLD and wanted.directive is not None
+        self.local.moved = False
+        self._report(self._answer(wanted, rung))
+        self._reported = wanted.directive.number
+        return rung is Rung.COLD
+
+    def _answer(self, wanted: Wanted, rung: Rung) -> Report:
+        d, local = wanted.directive, self.local
+        assert d is not None
+        node, took_ms = self._site.plane.node, round((time.monotonic() - self._began) * 1000)
+        if rung is Rung.COLD:
+            return ReportEnded(node=node, instance=wanted.instance, directive=d.number, took_ms=took_ms)
+        record, state = local.record, local.engine_state
+        pid = record.engine.pid if record.engine else 0
+        used = used_bytes(state) if state else 0
+        if rung is Rung.SLEEP:
+            return ReportSlept(
+                node=node, instance=wanted.instance, directive=d.number, pid=pid, took_ms=took_ms, bytes_used=used,
+                steps=tuple(self._steps),
+            )  # fmt: skip
+        assert d.model is not None
+        return ReportUp(
+            node=node, instance=wanted.instance, directive=d.number, model=d.model, revision=d.revision,
+            weight_set=local.seen.attached or "", grant=d.grant or 0, endpoint=local.frontend.endpoint(record.port), pid=pid,
+            took_ms=took_ms, bytes_mapped=state.bytes_mapped if state else 0, bytes_used=used, check=self._check,
+            steps=tuple(self._steps),
+        )  # fmt: skip
+
+    async def _fail(self, wanted: Wanted, step: str, code: str, message: str) -> None:
+        """Clean up, see that nothing is left, and only then say so: whoever gets the cells next finds them free."""
+        assert wanted.directive is not None
+        log.warning("instance_failed", instance=wanted.instance, step=step, code=code, message=message)
+        await self._give_up(set(self._running))
+        await self._clear()
+        self._report(
+            ReportFailed(
+                node=self._site.plane.node, instance=wanted.instance, directive=wanted.directive.number, rung=wanted.reached,
+                step=step, code=code, message=message,
+            )
+        )  # fmt: skip
+
+    async def _clear(self) -> None:
+        while True:
+            try:
+                await skeleton.clear(self.local)
+            except StepFailed as failure:
+                log.error("not_cleared", instance=self.local.instance, code=failure.code, message=failure.message)
+                await asyncio.sleep(UNKILLABLE_S)
+            else:
+                return
+
+    async def _give_up(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            log.info("step_given_up", instance=self.local.instance, step=move.step, directive=_number(self._wanted))
+            task = self._running.pop(move)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _number(wanted: Wanted | None) -> int | None:
+    return wanted.directive.number if wanted is not None and wanted.directive is not None else None
+
+
+def _failure(move: Move, task: "asyncio.Task[steps.Done]") -> StepFailed | None:
+    error = task.exception()
+    if error is None or isinstance(error, StepFailed):
+        return error
+    log.error("step_broke", step=move.step, exc_info=error)
+    return StepFailed("failed", f"{move.step}: {error!r}")
+
+
+def left_over(local: LocalInstance) -> bool:
+    """Whether an adopted directory holds nothing that can be kept: no holder, or an engine that is dead."""
+    return not local.seen.holder or local.seen.engine is EngineState.DEAD

@@ -1,0 +1,175 @@
+"""One worker's life: take up what an earlier one left, say hello, follow what the plane wants, act.
+
+Hello comes before the plane's state is asked for, so that the state already knows what was found and what is lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+import structlog
+from nats.aio.msg import Msg
+
+from controlplane import ids, subjects
+from controlplane.bus import Bus
+from controlplane.commands import DeviceFound, Hello, InstanceFound, Order
+from controlplane.follower import Behind, follow
+from controlplane.plane import Plane
+from controlplane.refusal import Code, Refused
+from controlplane.rungs import Rung
+from controlplane.subjects import Measure, Measured
+from pool.messages import Described
+from worker import instancedir, processes, skeleton
+from worker.beats import Beats
+from worker.board import Board
+from worker.deadlines import Deadlines
+from worker.desired import Desired
+from worker.failure import StepFailed
+from worker.frontend.chat import count_tokens
+from worker.frontend.request import Invalid
+from worker.keeper import Keeper, left_over
+from worker.local import LocalInstance
+from worker.locks import Locks
+from worker.plan import EngineState
+from worker.reconcile import Reconciler
+from worker.report import Reporter
+from worker.shelf import Prepare, Shelf
+from worker.site import Site
+from worker.stock import Stock
+
+POOL_S: Final = 20.0
+"""The pool daemon is started beside us. Without it no weight set is known, and hello would say that all are lost."""
+RETRY_S: Final = 0.2
+
+T = TypeVar("T")
+log = structlog.get_logger("worker")
+
+
+class Life:
+    """One worker, from its hello to its end."""
+
+    def __init__(self, plane: Plane, bus: Bus, session: aiohttp.ClientSession, prepare: Prepare, deadlines: Deadlines) -> None:
+        self._plane, self._bus = plane, bus
+        self.desired = Desired(node=plane.node)
+        board = Board()
+        self._shelf = Shelf(prepare, plane.pool_socket)
+        self._reporter = Reporter(bus, plane.node)
+        self._stock = Stock(self._shelf, lambda: self.desired, self._reporter.report, board)
+        locks = Locks(Path(plane.data) / "run" / "locks")
+        self._site = Site(plane=plane, session=session, locks=locks, stock=self._stock, board=board, deadlines=deadlines)
+        self.reconciler = Reconciler(self._site, self._reporter.report)
+        self._incarnation = ids.new(ids.INCARNATION)
+        self._measurements: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Take up, say hello, follow; until cancelled."""
+        keepers = await self._adopt()
+        beats = Beats(self._site, self._bus, self.reconciler, self._shelf, self._incarnation)
+        await self._hello(keepers)
+        self.desired = Desired.of(await _insist(self._bus.state), self._plane.node)
+        for keeper in keepers:
+            self.reconciler.add(keeper)
+        self._act()
+        await self._bus.nc.subscribe(subjects.measure(self._plane.node), cb=self._measure)
+        beating = asyncio.create_task(beats.run(), name="beats")
+        try:
+            await self._follow()
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await self.close()
+
+    async def close(self) -> None:
+        await self.reconciler.close()
+        await self._stock.close()
+        await self._reporter.close()
+
+    async def _adopt(self) -> list[Keeper]:
+        """Look at every instance directory; what can't be kept is cleared now, so that hello may call it gone."""
+        kept: list[Keeper] = []
+        for directory in instancedir.listing(self._site.instances):
+            keeper = Keeper(self._site, directory.instance, self._reporter.report)
+            await keeper.local.adopt()
+            if left_over(keeper.local):
+                await skeleton.clear(keeper.local)
+                log.info("cleared", instance=directory.instance)
+            else:
+                kept.append(keeper)
+                log.info("adopted", instance=directory.instance, seen=msgspec.to_builtins(keeper.local.seen))
+        return kept
+
+    async def _hello(self, keepers: list[Keeper]) -> None:
+        plane = self._plane
+        pool = await self._pool()
+        hello = Hello(
+            node=plane.node, address=plane.node_address, incarnation=self._incarnation, boot=processes.boot_id(),
+            pool_budget_bytes=pool.budget_bytes if pool else plane.pool_bytes,
+            devices=tuple(DeviceFound(d.device, d.name, d.kind, d.size_bytes) for d in plane.devices),
+            instances=tuple(found(keeper.local) for keeper in keepers),
+            weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
+        )  # fmt: skip
+        order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
+        answer = await _insist(lambda: self._bus.command(subjects.command_node(plane.node), order))
+        log.info("hello", incarnation=self._incarnation, position=getattr(answer, "position", 0))
+
+    async def _pool(self) -> Described | None:
+        ends = time.monotonic() + POOL_S
+        while True:
+            if (described := await self._shelf.described()) is not None or time.monotonic() > ends:
+                return described
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        while not self._bus.closed.is_set():
+            try:
+                filters = subjects.events_for_node(self._plane.node)
+                async for recorded in follow(self._bus, after=self.desired.position, filters=filters):
+                    self.desired = self.desired.after(recorded)
+                    self._act()
+            except Behind as behind:
+                log.warning("behind", after=behind.after, first=behind.first)
+                self.desired = Desired.of(await _insist(self._bus.state), self._plane.node)
+                self._act()
+
+    def _act(self) -> None:
+        self.reconciler.follow(self.desired)
+        self._stock.follow()
+
+    async def _measure(self, message: Msg) -> None:
+        task = asyncio.create_task(self._measured(message))
+        self._measurements.add(task)
+        task.add_done_callback(self._measurements.discard)
+
+    async def _measured(self, message: Msg) -> None:
+        try:
+            asked = msgspec.json.decode(message.data, type=Measure)
+            shelved = await self._stock.find(asked.model)
+            body = msgspec.json.decode(asked.body, type=dict[str, object])
+            answer = Measured(prompt_tokens=await asyncio.to_thread(count_tokens, shelved.source, asked.kind, body))
+        except (Invalid, StepFailed, ValueError, msgspec.MsgspecError) as error:
+            answer = Measured(error=str(error) or type(error).__name__)
+        await message.respond(msgspec.json.encode(answer))
+
+
+async def _insist(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask the decider until it answers. Raises Refused for any other reason than its absence."""
+    while True:
+        try:
+            return await ask()
+        except Refused as refused:
+            if refused.code is not Code.UNAVAILABLE:
+                raise
+            await asyncio.sleep(RETRY_S)
+
+
+def found(local: LocalInstance) -> InstanceFound:
+    """An adopted instance, as it really is."""
+    seen, rung = local.seen, Rung.COLD
+    if seen.engine is EngineState.CONNECTED:
+        rung = Rung.UP if seen.awake and seen.serving is not None else Rung.SLEEP
+    model = seen.serving.model if seen.serving else (seen.woken_for.model if seen.woken_for else None)
+    return InstanceFound(local.instance, rung, model, seen.grant)

@@ -1,0 +1,166 @@
+"""One instance as this worker has it in hands: its directory, its holder and frontend, and what is known of it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from worker import instancedir, processes
+from worker.engines.messages import Checked, ControlCommand, Fault, Health, State
+from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderGone, HolderLink
+from worker.instancedir import InstanceDir, Record
+from worker.plan import EngineState, Goal, Observed
+from worker.processes import Process
+from worker.service import FrontendGone, Service
+from worker.shelf import Shelved
+from worker.site import Site
+
+
+class LocalInstance:
+    """`seen` is what the instance is like; every step that changes it writes here what it found afterwards.
+
+    `poke` is called whenever something happens by itself (a process ends).
+    """
+
+    def __init__(self, site: Site, instance: str, poke: Callable[[], None]) -> None:
+        self.site = site
+        self.directory = InstanceDir(site.instances, instance)
+        self.holder = HolderLink(self.directory)
+        self.frontend = Service(site.plane, site.session, self.directory)
+        self.seen = Observed()
+        self.engine_state: State | None = None
+        """The engine's last word."""
+        self.shelved: Shelved | None = None
+        """The source that `seen.prepared` is about."""
+        self.lost: tuple[str, str] | None = None
+        """Code and sentence, once a process that the instance can't do without has ended by itself."""
+        self.ending = False
+        """Set while processes are ended on purpose: their ends are no news."""
+        self.moved = False
+        """Set when the frontend had to be started on another port than the plane was told."""
+        self.restaged = 0
+        """How often the staged set had left the pool before it was attached."""
+        self._poke = poke
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def instance(self) -> str:
+        return self.directory.instance
+
+    @property
+    def record(self) -> Record:
+        """What is on disk. Raises FileNotFoundError when it is gone."""
+        record = self.directory.read()
+        if record is None:
+            raise FileNotFoundError(self.directory.path)
+        return record
+
+    def note(self, **changes: Any) -> None:
+        """Take in what a step found."""
+        self.seen = replace(self.seen, **changes)
+
+    async def adopt(self) -> None:
+        """Find out what is there: processes, the engine's own word, what the frontend serves. Changes nothing."""
+        record = self.directory.read()
+        if record is None:
+            self.seen = Observed(present=self.directory.path.exists())
+            return
+        alive = instancedir.living(record)
+        self.note(present=True, checked=record.checked, woken_for=Goal(*record.woken) if record.woken else None)
+        for role, process in alive.items():
+            self.watch(role, process)
+        await self._adopt_holder(record)
+        if "frontend" in alive:
+            try:
+                status = await self.frontend.status(record.port)
+                self.note(frontend=True, serving=status.serving)
+            except FrontendGone:
+                self.note(frontend=False)  # hung or half started: it is started anew on its port
+
+    async def _adopt_holder(self, record: Record) -> None:
+        try:
+            held = await self.holder.ask()
+        except (HolderGone, HolderDenied):
+            dead = EngineState.DEAD if record.engine is not None else EngineState.ABSENT
+            self.note(holder=False, engine=dead)
+            return
+        self.note(holder=True, grant=held.grant)
+        if held.engine is None:
+            return
+        if held.exit is not None:
+            self.note(engine=EngineState.DEAD)
+        elif not held.connected:
+            self.note(engine=EngineState.STARTING)
+        else:
+            try:
+                self.take(await self.tell(Health(), self.site.deadlines.attach))
+                self.note(engine=EngineState.CONNECTED, verified=held.grant is None)
+            except StepFailed:
+                self.note(engine=EngineState.DEAD)
+
+    async def tell(self, command: ControlCommand, deadline_s: float) -> State:
+        """Have the engine do something and return its word. Raises StepFailed with the engine's or the holder's code."""
+        try:
+            reply = await self.holder.tell(command, deadline_s)
+        except HolderGone as error:
+            raise StepFailed("holder_died", str(error)) from error
+        except HolderDenied as error:
+            raise StepFailed("engine_died" if error.code == "not_connected" else error.code, error.message) from error
+        match reply:
+            case State():
+                return reply
+            case Fault():
+                raise StepFailed(reply.code, f"{type(command).__name__}: {reply.message}")
+            case Checked():
+                raise StepFailed("protocol", f"the engine answered {type(command).__name__} with a check")
+
+    def take(self, state: State) -> None:
+        """Believe the engine's word of itself (its memory is measured apart)."""
+        self.engine_state = state
+        self.note(attached=state.attached, awake=state.awake)
+
+    def watch(self, role: str, process: Process) -> None:
+        """Be told when a process ends."""
+        if (old := self._watches.get(role)) is not None:
+            old.cancel()
+        self._watches[role] = asyncio.create_task(self._watched(role, process), name=f"{self.instance}:{role}")
+
+    async def _watched(self, role: str, process: Process) -> None:
+        await processes.gone(process)
+        if self.ending:
+            return
+        match role:
+            case "frontend":
+                self.note(frontend=False, serving=None)
+            case "holder":
+                self.lost = ("holder_died", f"the holder (pid {process.pid}) ended by itself, and the engine with it")
+                self.note(holder=False, engine=EngineState.DEAD)
+            case _:
+                await self._engine_died(process)
+        self._poke()
+
+    async def _engine_died(self, process: Process) -> None:
+        early = self.seen.engine is EngineState.STARTING
+        try:
+            held = await self.holder.ask()
+        except (HolderGone, HolderDenied):
+            self.lost = ("holder_died", "the holder ended by itself, and the engine with it")
+        else:
+            how = f"status {held.exit.status}" if held.exit else "an unknown status"
+            tail = self.directory.log_tail()
+            message = f"the engine (pid {process.pid}) ended with {how}" + (f"; its log ends:\n{tail}" if tail else "")
+            self.lost = ("start_failed" if early else "engine_died", message)
+        self.note(engine=EngineState.DEAD, awake=False, attached=None)
+
+    def forget(self) -> None:
+        """Stop watching."""
+        for task in self._watches.values():
+            task.cancel()
+        self._watches.clear()
+
+    @property
+    def logs(self) -> Path:
+        return self.site.data / "logs" / "engines"

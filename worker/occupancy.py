@@ -1,0 +1,212 @@
+"""Steps that take, use and give back device memory. Each one's check: the engine's word and the measured memory agree."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from worker.desired import Wanted
+from worker.engines.messages import Attach, Check, Checked, Detach, Drain, Fault, Health, Sleep, State, Wake
+from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderGone
+from worker.local import LocalInstance
+from worker.locks import CellConflict
+from worker.observe import mapped
+from worker.plan import Goal
+from worker.service import FrontendGone
+
+CELLS = 8
+RETRY_S = 0.05
+RESTAGED = 3
+"""A set may leave between its staging and its mapping; a pool that keeps losing it has another trouble."""
+ANSWER_S = 2.0
+"""What an engine's answer may take beyond the deadline that it was given itself."""
+PROMPT = tuple(range(1, 9))
+"""Ids that every vocabulary has."""
+TOKENS = 8
+KEPT_FRACTION = 0.5
+KEPT_BYTES = 128 << 20
+"""A first wake leaves heaps and thread stacks behind, some tens of MiB; a KV that was not freed is more than half its size."""
+
+
+async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
+    """Lock the granted cells and hand the locks to the holder. Raises StepFailed (`cell_locked`, `cell_fenced`, `fenced`)."""
+    grant = wanted.grant
+    if grant is None:
+        raise StepFailed("fenced", "the grant of this directive has been returned")
+    numbers = range(grant.offset, grant.offset + grant.cells)
+    ends = asyncio.get_running_loop().time() + local.site.deadlines.take_cells * 0.9
+    while True:
+        try:
+            cells = local.site.locks.take(grant.device, numbers, grant=grant.number, instance=local.instance)
+            break
+        except CellConflict as conflict:
+            if conflict.code != "cell_locked" or asyncio.get_running_loop().time() > ends:
+                raise StepFailed(conflict.code, str(conflict)) from conflict
+            await asyncio.sleep(RETRY_S)  # its last holder is on its way out
+    try:
+        held = await local.holder.take_cells(grant.number, cells)
+    except HolderDenied as error:
+        raise StepFailed(error.code, error.message) from error
+    except HolderGone as error:
+        raise StepFailed("holder_died", str(error)) from error
+    finally:
+        cells.close()
+    local.directory.edit(device=grant.device)
+    local.note(grant=held.grant)
+
+
+async def drop_cells(local: LocalInstance) -> None:
+    try:
+        held = await local.holder.drop_cells()
+    except HolderGone as error:
+        raise StepFailed("holder_died", str(error)) from error
+    local.note(grant=held.grant)
+
+
+async def attach(local: LocalInstance) -> int:
+    """Map the staged weight set; return its bytes. Raises StepFailed (`memory_disagrees`, the engine's or pool's code)."""
+    assert local.seen.staged is not None
+    command = Attach(pool_socket=local.site.plane.pool_socket, weight_set=local.seen.staged[1])
+    local.note(verified=False)
+    try:
+        state = await local.tell(command, local.site.deadlines.attach)
+    except StepFailed as failure:
+        if failure.code == "unknown_set" and local.restaged < RESTAGED:  # it left the pool after it was staged
+            local.restaged += 1
+            local.note(staged=None)
+            return 0
+        raise
+    found = await asyncio.to_thread(mapped, _pid(local), local.site.data)
+    if state.attached != command.weight_set or found < state.bytes_mapped:
+        raise StepFailed(
+            "memory_disagrees",
+            f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped; the kernel says {found} bytes",
+        )
+    local.take(state)
+    local.restaged = 0
+    return state.bytes_mapped
+
+
+async def wake(local: LocalInstance, goal: Goal, wanted: Wanted) -> None:
+    """Raises StepFailed: `no_room` when the engine uses more than its cells have, with both numbers."""
+    state = await local.tell(Wake(model=goal.model), local.site.deadlines.wake)
+    local.directory.edit(woken=(goal.model, goal.revision))
+    local.take(state)
+    local.note(woken_for=goal, drained=False)
+    if not state.awake:
+        raise StepFailed("failed", "the engine answered the wake and is not awake")
+    used, grant = used_bytes(state), wanted.grant
+    if grant is not None and (share := local.site.size_of(grant.device) * grant.cells // CELLS) and used > share:
+        raise StepFailed(
+            "no_room",
+            f"{goal.model} uses {used} bytes (weights {state.bytes_mapped}, KV {state.bytes_kv}, all private memory "
+            f"{state.bytes_private}), its {grant.cells} cells have {share}: give it a larger share",
+        )
+
+
+async def check(local: LocalInstance) -> str:
+    """Compare a short greedy answer with the one on record for these weights. Returns `same_tokens` or `recorded`.
+
+    Raises StepFailed (`check_mismatch`, with both answers).
+    """
+    command = Check(prompt=PROMPT, tokens=TOKENS)
+    try:
+        reply = await local.holder.tell(command, local.site.deadlines.check)
+    except HolderDenied as error:
+        raise StepFailed(error.code, error.message) from error
+    except HolderGone as error:
+        raise StepFailed("holder_died", str(error)) from error
+    if isinstance(reply, Fault):
+        raise StepFailed(reply.code, f"Check: {reply.message}")
+    assert isinstance(reply, Checked)
+    configuration = local.record.configuration
+    file = local.site.data / "models" / "known" / f"{local.seen.attached}.json"
+    known = _read(file)
+    result = "same_tokens" if configuration in known else "recorded"
+    if result == "recorded":
+        _write(file, known | {configuration: reply.ids})
+    elif known[configuration] != reply.ids:
+        raise StepFailed("check_mismatch", f"the engine answered {reply.ids}, it used to answer {known[configuration]}")
+    local.directory.edit(checked=True)
+    local.note(checked=True)
+    return result
+
+
+async def drain(local: LocalInstance) -> None:
+    """Let requests end by themselves; abort the rest after the deadline, with a typed error to their callers."""
+    deadlines = local.site.deadlines
+    try:
+        await local.tell(Drain(deadline_ms=round(deadlines.drain * 1000)), deadlines.drain + ANSWER_S)
+    except StepFailed as failure:
+        if failure.code != "drain_timeout":
+            raise
+        try:
+            await local.frontend.stop_serving(local.record.port, deadline_s=deadlines.stop_serving, abort=True)
+        except FrontendGone as error:
+            raise StepFailed("drain_timeout", f"{failure.message}, and they can't be aborted: {error}") from error
+        await local.tell(Drain(deadline_ms=round(deadlines.abort * 1000)), deadlines.abort + ANSWER_S)
+    local.note(drained=True)
+
+
+async def sleep(local: LocalInstance) -> None:
+    local.take(await local.tell(Sleep(), local.site.deadlines.sleep))
+
+
+async def detach(local: LocalInstance) -> None:
+    local.take(await local.tell(Detach(), local.site.deadlines.detach))
+
+
+async def verify(local: LocalInstance) -> None:
+    """See that the memory is free, waiting for what is given back late. Raises StepFailed (`memory_kept`, with the numbers)."""
+    skeleton = local.record.skeleton_bytes
+    before = local.engine_state
+    ends = asyncio.get_running_loop().time() + local.site.deadlines.verify * 0.9
+    while True:
+        state = await local.tell(Health(), local.site.deadlines.attach)
+        left = await asyncio.to_thread(mapped, _pid(local), local.site.data)
+        fault = _kept(state, left, skeleton, before)
+        if fault is None:
+            local.take(state)
+            local.note(verified=True)
+            return
+        if asyncio.get_running_loop().time() > ends:
+            raise StepFailed("memory_kept", fault)
+        await asyncio.sleep(RETRY_S)
+
+
+def _kept(state: State, left: int, skeleton: int, before: State | None) -> str | None:
+    if state.attached is not None or state.bytes_mapped or left:
+        return f"the engine still maps {state.attached}: {state.bytes_mapped} bytes by its own word, {left} by the kernel's"
+    if state.awake or state.bytes_kv:
+        return f"the engine still has {state.bytes_kv} bytes of KV memory"
+    kv = before.bytes_kv if before is not None else 0
+    if kv and state.bytes_private > skeleton + kv * KEPT_FRACTION + KEPT_BYTES:
+        return f"the engine has {state.bytes_private} private bytes; its skeleton had {skeleton} before it took {kv} of KV"
+    return None
+
+
+def used_bytes(state: State) -> int:
+    """All that the engine uses of its device: its own memory and what it maps."""
+    return state.bytes_private + state.bytes_mapped
+
+
+def _pid(local: LocalInstance) -> int:
+    engine = local.record.engine
+    if engine is None:
+        raise StepFailed("engine_died", "there is no engine")
+    return engine.pid
+
+
+def _read(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, ...]])
+    except FileNotFoundError:
+        return {}
+
+
+def _write(file: Path, known: dict[str, tuple[int, ...]]) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = file.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(known))
+    draft.replace(file)

@@ -1,0 +1,203 @@
+"""What to do next for one instance: a pure function of what should be and what is.
+
+Level-triggered: it is asked again after every step, and does not care how things came to be as they are. Moves that
+it names together may run at the same time. An empty answer means: there.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from controlplane.rungs import Rung
+from worker.desired import Wanted
+
+
+class StepName(StrEnum):
+    PREPARE = "prepare"
+    """Have the model's source on this node, converted."""
+    STAGE = "stage"
+    """Have its weights in the pool."""
+    START_HOLDER = "start_holder"
+    START_ENGINE = "start_engine"
+    CONNECT = "connect"
+    START_FRONTEND = "start_frontend"
+    TAKE_CELLS = "take_cells"
+    ATTACH = "attach"
+    WAKE = "wake"
+    CHECK = "check"
+    SERVE = "serve"
+    STOP_SERVING = "stop_serving"
+    DRAIN = "drain"
+    SLEEP = "sleep"
+    DETACH = "detach"
+    VERIFY = "verify"
+    DROP_CELLS = "drop_cells"
+    END_ENGINE = "end_engine"
+    CLEAR = "clear"
+
+
+ABANDONABLE: Final = frozenset({StepName.PREPARE, StepName.STAGE, StepName.CONNECT})
+"""Long steps that can be given up half-way: what they leave behind is complete or nobody's. Others are finished first."""
+
+
+class EngineState(StrEnum):
+    ABSENT = "absent"
+    STARTING = "starting"
+    CONNECTED = "connected"
+    DEAD = "dead"
+
+
+class Goal(Struct, frozen=True):
+    """A model at a revision."""
+
+    model: str
+    revision: int
+
+
+class Served(Struct, frozen=True):
+    """What the frontend admits requests for."""
+
+    model: str
+    revision: int
+    grant: int
+
+
+class Move(Struct, frozen=True):
+    """One step, and what it is for: two moves are the same work only if both agree."""
+
+    step: StepName
+    goal: Goal | None = None
+    grant: int | None = None
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """What is really there of one instance."""
+
+    present: bool = False
+    """Whether there is a directory."""
+    holder: bool = False
+    engine: EngineState = EngineState.ABSENT
+    frontend: bool = False
+    attached: str | None = None
+    """The weight set that the engine says is mapped."""
+    awake: bool = False
+    woken_for: Goal | None = None
+    """For which model it was last woken."""
+    drained: bool = False
+    verified: bool = True
+    """Whether the memory was measured as free since the last detach."""
+    checked: bool = False
+    serving: Served | None = None
+    grant: int | None = None
+    """The grant whose cells the holder has."""
+    prepared: Goal | None = None
+    staged: tuple[Goal, str] | None = None
+    """The weight set that was last staged, and for which model."""
+
+
+def plan(wanted: Wanted | None, seen: Observed) -> tuple[Move, ...]:
+    """Return what to do next: moves that may run at once; none: the directive is reached. `wanted` None: it must go."""
+    if wanted is not None and wanted.directive is None:
+        return ()
+    match wanted.directive.rung if wanted and wanted.directive else Rung.COLD:
+        case Rung.UP:
+            assert wanted is not None
+            return _climb(wanted, seen)
+        case Rung.SLEEP:
+            return _to_sleep(seen)
+        case Rung.COLD:
+            return _to_cold(seen)
+        case Rung.SAVED | Rung.CHECKPOINT as rung:
+            raise NotImplementedError(f"{rung} needs images; the decider does not direct there")
+
+
+def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
+    d = wanted.directive
+    assert d is not None
+    assert d.model is not None
+    assert d.grant is not None
+    goal = Goal(d.model, d.revision)
+    mapped = seen.awake and seen.attached is not None and seen.woken_for == goal and seen.grant == d.grant
+    if mapped and seen.frontend and seen.serving == Served(d.model, d.revision, d.grant):
+        return ()
+    moves = [*_ready(seen, goal, mapped=mapped), *_skeleton(seen, goal)]
+    if moves:
+        return tuple(moves)
+    if not mapped and (moves := _remap(seen, goal, d.grant)):
+        return tuple(moves)
+    if not seen.checked:
+        return (Move(StepName.CHECK, goal),)
+    return (Move(StepName.SERVE, goal, d.grant),)
+
+
+def _ready(seen: Observed, goal: Goal, *, mapped: bool) -> list[Move]:
+    if seen.prepared != goal:
+        return [Move(StepName.PREPARE, goal)]
+    if not mapped and (seen.staged is None or seen.staged[0] != goal):
+        return [Move(StepName.STAGE, goal)]
+    return []
+
+
+def _skeleton(seen: Observed, goal: Goal) -> list[Move]:
+    moves = [] if seen.frontend else [Move(StepName.START_FRONTEND)]
+    if not seen.holder:
+        moves.append(Move(StepName.START_HOLDER))
+    elif seen.engine is EngineState.ABSENT:
+        if seen.prepared == goal:
+            moves.append(Move(StepName.START_ENGINE))
+    elif seen.engine is EngineState.STARTING:
+        moves.append(Move(StepName.CONNECT))
+    return moves
+
+
+def _remap(seen: Observed, goal: Goal, grant: int) -> list[Move]:
+    """From whatever is mapped under whichever grant to this goal's weights under this one."""
+    assert seen.staged is not None
+    right = seen.attached == seen.staged[1] and seen.grant == grant
+    if seen.attached is not None and not (right and (not seen.awake or seen.woken_for == goal)):
+        return _leave(seen, detach=not right)
+    if seen.grant is not None and seen.grant != grant:
+        return [Move(StepName.VERIFY) if not seen.verified else Move(StepName.DROP_CELLS)]
+    if seen.grant is None:
+        return [Move(StepName.TAKE_CELLS, grant=grant)]
+    if seen.attached is None:
+        return [Move(StepName.ATTACH, goal)]
+    if not seen.awake:
+        return [Move(StepName.WAKE, goal)]
+    return []
+
+
+def _leave(seen: Observed, *, detach: bool = True) -> list[Move]:
+    """Out of `up`: admit nothing more, let what runs end, give the memory back."""
+    if seen.serving is not None and seen.frontend:
+        return [Move(StepName.STOP_SERVING)]
+    if seen.awake and not seen.drained:
+        # A dead frontend's requests still run in the engine; a new one hands their tokens out and they can end.
+        return [Move(StepName.DRAIN) if seen.frontend else Move(StepName.START_FRONTEND)]
+    if seen.awake:
+        return [Move(StepName.SLEEP)]
+    if seen.attached is not None and detach:
+        return [Move(StepName.DETACH)]
+    return []
+
+
+def _to_sleep(seen: Observed) -> tuple[Move, ...]:
+    if seen.engine is EngineState.STARTING:
+        return (Move(StepName.CONNECT),)
+    if moves := _leave(seen):
+        return tuple(moves)
+    if not seen.verified:
+        return (Move(StepName.VERIFY),)
+    return (Move(StepName.DROP_CELLS),) if seen.grant is not None else ()
+
+
+def _to_cold(seen: Observed) -> tuple[Move, ...]:
+    if seen.engine is EngineState.CONNECTED:
+        if seen.serving is not None and seen.frontend:
+            return (Move(StepName.STOP_SERVING),)
+        if seen.awake and not seen.drained:
+            return (Move(StepName.DRAIN) if seen.frontend else Move(StepName.END_ENGINE),)
+    if seen.engine in (EngineState.STARTING, EngineState.CONNECTED):
+        return (Move(StepName.END_ENGINE),)
+    return (Move(StepName.CLEAR),) if seen.present else ()

@@ -1,0 +1,41 @@
+"""What all instances of one worker share: the node's place, locks, sources, pool, deadlines and the board of progress."""
+
+import time
+from pathlib import Path
+
+import aiohttp
+from msgspec import Struct
+
+from controlplane.plane import Plane
+from worker.board import Board
+from worker.deadlines import DEFAULT, Deadlines
+from worker.locks import Locks
+from worker.stock import Stock
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """One worker's surroundings."""
+
+    plane: Plane
+    session: aiohttp.ClientSession
+    locks: Locks
+    stock: Stock
+    board: Board
+    deadlines: Deadlines = DEFAULT
+
+    @property
+    def data(self) -> Path:
+        return Path(self.plane.data)
+
+    @property
+    def instances(self) -> Path:
+        return self.data / "run" / "inst"
+
+    def size_of(self, device: str) -> int:
+        """Bytes of a device of this node; 0: it is not declared any more."""
+        return next((known.size_bytes for known in self.plane.devices if known.device == device), 0)
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,149 @@
+"""Steps that make and end an instance's processes."""
+
+import asyncio
+import contextlib
+import sys
+
+import msgspec
+import structlog
+
+from controlplane.arguments import shaping
+from worker import processes
+from worker.engines.messages import Health, Shutdown
+from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderGone
+from worker.instancedir import Record
+from worker.local import LocalInstance
+from worker.plan import EngineState, Observed
+from worker.processes import Process
+from worker.service import FrontendGone
+
+CONNECT_POLL_S = 0.025
+LAST_LINES_S = 2.0
+"""After an engine's death its frontend tells every caller; they have this long to hear it."""
+FRONTEND_GRACE_S = 4.0
+HOLDER_GRACE_S = 3.0
+
+log = structlog.get_logger("skeleton")
+
+
+async def start_holder(local: LocalInstance) -> None:
+    """Raises StepFailed (`start_failed`)."""
+    try:
+        started, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder)
+    except HolderGone as error:
+        words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
+        raise StepFailed("start_failed", f"{error}; it said: {words or 'nothing'}") from error
+    holder = processes.identify(held.pid)
+    if holder is None:
+        raise StepFailed("holder_died", f"the holder (pid {held.pid}) ended at once")
+    if held.pid != started.pid:
+        await processes.gone(started)  # it found the other one and stepped back
+    local.watch("holder", holder)
+    local.note(holder=True, present=True, grant=held.grant)
+
+
+async def start_engine(local: LocalInstance) -> None:
+    """Raises StepFailed (`start_failed`)."""
+    shelved = local.shelved
+    assert shelved is not None, "prepared before"
+    spec = shelved.model.spec
+    arguments = msgspec.json.encode(shaping(spec.engine, spec.arguments)).decode()
+    argv = (
+        sys.executable, "-P", "-m", "worker.engines.process", "--instance-dir", str(local.directory.path),
+        "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments,
+    )  # fmt: skip
+    try:
+        held = await local.holder.start(argv)
+    except HolderDenied as error:
+        if error.code != "started_already":
+            raise StepFailed(error.code, error.message) from error
+        held = await local.holder.ask()
+    except HolderGone as error:
+        raise StepFailed("holder_died", str(error)) from error
+    assert held.engine is not None
+    local.directory.edit(checked=False, woken=None)
+    local.watch("engine", held.engine)
+    local.note(engine=EngineState.STARTING, checked=False, woken_for=None)
+
+
+async def connect(local: LocalInstance) -> None:
+    """Wait until the engine has built its skeleton and connected. Raises StepFailed (`start_failed`, with its last words)."""
+    while True:
+        try:
+            held = await local.holder.ask()
+        except HolderGone as error:
+            raise StepFailed("holder_died", str(error)) from error
+        if held.exit is not None:
+            raise StepFailed("start_failed", f"the engine ended with status {held.exit.status}: {local.directory.log_tail()}")
+        if held.connected:
+            break
+        await asyncio.sleep(CONNECT_POLL_S)
+    state = await local.tell(Health(), local.site.deadlines.attach)
+    local.directory.edit(skeleton_bytes=state.bytes_private)
+    local.take(state)
+    local.note(engine=EngineState.CONNECTED)
+
+
+async def end_engine(local: LocalInstance) -> None:
+    """Ask it to shut down, then SIGTERM, then SIGKILL. Its death is the check."""
+    local.ending = True
+    grace_s = local.site.deadlines.end_engine
+    if local.seen.engine is EngineState.CONNECTED:
+        try:
+            await local.tell(Shutdown(), grace_s)
+        except StepFailed as failure:
+            log.info("shutdown_not_heard", instance=local.instance, code=failure.code, message=failure.message)
+    try:
+        await local.holder.kill(grace_s)
+    except (HolderGone, HolderDenied) as error:
+        log.info("holder_gone_at_end", instance=local.instance, reason=str(error))  # `clear` ends what is left, by pid
+    local.note(engine=EngineState.DEAD, awake=False, attached=None, serving=None)
+
+
+async def clear(local: LocalInstance) -> None:
+    """End every process of the instance, see that all are gone, remove the directory.
+
+    Raises StepFailed (`unkillable`) when a process outlives SIGKILL: then its memory is not free and nothing may say so.
+    """
+    local.ending = True
+    record = local.directory.read()
+    if record is not None:
+        with contextlib.suppress(HolderGone, HolderDenied):
+            await local.holder.kill(0)
+        await _end_engine_by_pid(record)
+        await _end_frontend(local, record)
+        with contextlib.suppress(HolderGone, HolderDenied):
+            await local.holder.leave()
+        left = [p for p in (record.holder, local.record.holder) if p and not await processes.end(p, grace_s=HOLDER_GRACE_S)]
+        if left:
+            raise StepFailed("unkillable", f"the holder, pid {left[0].pid}, outlives SIGKILL")
+    local.forget()
+    local.directory.remove(keep_log_in=local.logs)
+    local.seen = Observed()
+
+
+async def _end_engine_by_pid(record: Record) -> None:
+    engine = record.engine
+    if engine is None or engine.boot != processes.boot_id():
+        return
+    for process in (engine, *_left_of(engine)):
+        if not await processes.end(process, grace_s=0):
+            raise StepFailed("unkillable", f"pid {process.pid} of the engine outlives SIGKILL")
+
+
+def _left_of(engine: Process) -> list[Process]:
+    # While a session has members its number is not given to a new process, so these can only be the engine's own.
+    return [process for process in processes.in_session(engine.pid) if process.started >= engine.started]
+
+
+async def _end_frontend(local: LocalInstance, record: Record) -> None:
+    frontend = record.frontend
+    if frontend is None or not processes.alive(frontend):
+        return
+    with contextlib.suppress(TimeoutError, FrontendGone):
+        async with asyncio.timeout(LAST_LINES_S):
+            while (await local.frontend.status(record.port)).running:  # noqa: ASYNC110 (another process's state)
+                await asyncio.sleep(CONNECT_POLL_S)
+    if not await processes.end(frontend, grace_s=FRONTEND_GRACE_S):
+        raise StepFailed("unkillable", f"the frontend, pid {frontend.pid}, outlives SIGKILL")

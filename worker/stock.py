@@ -1,0 +1,133 @@
+"""The node's models and weight sets, kept as the plane wants them: inspected, staged when asked for, dropped when dismissed."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from controlplane.arguments import shaping
+from controlplane.commands import ReportDropped, ReportModel, ReportStaged, ReportUnusable
+from controlplane.fleet import Model
+from pool.messages import Staged
+from worker.board import Board
+from worker.desired import Desired
+from worker.failure import StepFailed
+from worker.plan import Goal
+from worker.report import Report
+from worker.shelf import ProgressCall, Shelf, Shelved
+
+RETRY_S: Final = 0.5
+"""A dismissed set leaves as soon as the last engine that maps it has unmapped it."""
+AGAIN_S: Final = 10.0
+"""A source that could not be reached is tried again after this long."""
+
+log = structlog.get_logger("stock")
+
+
+class Stock:
+    """`desired` is asked for the newest fold."""
+
+    def __init__(self, shelf: Shelf, desired: Callable[[], Desired], report: Callable[[Report], None], board: Board) -> None:
+        self._shelf, self._desired, self._report, self._board = shelf, desired, report, board
+        self._inspections: dict[Goal, asyncio.Task[None]] = {}
+        self._drops: dict[str, asyncio.Task[None]] = {}
+        shelf.room_coming = lambda: bool(desired().dismissed)
+
+    def follow(self) -> None:
+        """Look at the newest fold: begin what is missing, give up what nobody wants any more."""
+        desired = self._desired()
+        due = {Goal(model.model, model.revision): model for model in desired.models.values() if _uninspected(model)}
+        for goal in self._inspections.keys() - due.keys():
+            self._inspections.pop(goal).cancel()
+        for goal, model in due.items():
+            if goal not in self._inspections:
+                self._shelf.forget(goal)
+                self._inspections[goal] = asyncio.create_task(self._inspect(goal, model), name=f"inspect:{goal.model}")
+        for weight_set in self._drops.keys() - desired.dismissed:
+            self._drops.pop(weight_set).cancel()
+        for weight_set in desired.dismissed - self._drops.keys():
+            self._drops[weight_set] = asyncio.create_task(self._drop(weight_set), name=f"drop:{weight_set}")
+
+    async def close(self) -> None:
+        tasks = [*self._inspections.values(), *self._drops.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def prepared(self, goal: Goal, progress: ProgressCall) -> Shelved:
+        """The source of a directive's model. Raises StepFailed; `superseded` when that revision is gone."""
+        model = self._desired().models.get(goal.model)
+        if model is None or (model.revision != goal.revision and model.facts is None):
+            raise StepFailed("superseded", f"{goal.model} revision {goal.revision} has been replaced by another one")
+        return await self._shelf.prepared(model, progress)  # a newer revision with facts differs in soft fields only
+
+    async def staged(self, shelved: Shelved, progress: ProgressCall, *, patience_s: float) -> Staged:
+        """Its weights in the pool, told to the plane the first time. Raises StepFailed."""
+        staged = await self._shelf.staged(shelved, progress, patience_s=patience_s)
+        desired, goal = self._desired(), shelved.goal
+        known = desired.staged.get(staged.weight_set, ())
+        if (goal.model, goal.revision) not in known or staged.weight_set in desired.dismissed:
+            self._report(
+                ReportStaged(
+                    node=desired.node, model=goal.model, revision=goal.revision, weight_set=staged.weight_set,
+                    size_bytes=staged.size_bytes, took_ms=staged.took_ms, read_bytes=staged.read_bytes,
+                )
+            )  # fmt: skip
+        return staged
+
+    async def find(self, name: str) -> Shelved:
+        """The source of a model by name, for measuring a prompt. Raises StepFailed."""
+        model = self._desired().models.get(name)
+        if model is None:
+            raise StepFailed("model_unknown", f"this node knows no model {name!r}")
+        return await self._shelf.prepared(model, lambda done, total: None)
+
+    async def _inspect(self, goal: Goal, model: Model) -> None:
+        """Open a model's source until it is known what it needs, or that it can't be used."""
+        subject = f"model:{goal.model}"
+        while True:
+            self._board.show(subject, "inspect")
+            try:
+                shelved = await self._shelf.prepared(
+                    model, lambda done, total: self._board.show(subject, "prepare", done, total)
+                )
+            except StepFailed as failure:
+                final = failure.code != "source_away"
+                self._unusable(goal, failure.code, failure.message, final=final)
+                if final:
+                    return
+            except Exception as error:
+                log.exception("inspection_failed", model=goal.model)
+                self._unusable(goal, "weights_unusable", f"its source could not be opened: {error!r}", final=True)
+                return
+            else:
+                spec = model.spec
+                self._report(
+                    ReportModel(
+                        node=self._desired().node, model=goal.model, revision=goal.revision, facts=shelved.facts,
+                        engine=spec.engine, arguments=shaping(spec.engine, spec.arguments),
+                    )
+                )  # fmt: skip
+                return
+            finally:
+                self._board.clear(subject)
+            await asyncio.sleep(AGAIN_S)
+
+    def _unusable(self, goal: Goal, code: str, message: str, *, final: bool) -> None:
+        node = self._desired().node
+        self._report(
+            ReportUnusable(node=node, model=goal.model, revision=goal.revision, code=code, message=message, final=final)
+        )
+
+    async def _drop(self, weight_set: str) -> None:
+        began = time.monotonic()
+        while not await self._shelf.dropped(weight_set):  # noqa: ASYNC110 (another process's state)
+            await asyncio.sleep(RETRY_S)
+        log.info("weights_dropped", weight_set=weight_set, waited_s=round(time.monotonic() - began, 3))
+        self._report(ReportDropped(node=self._desired().node, weight_set=weight_set, code="dismissed"))
+
+
+def _uninspected(model: Model) -> bool:
+    return model.facts is None and model.rejection is None and not model.retired
