@@ -133,7 +133,9 @@ class StagedPlane:
 
     def node(self, node: str = "n1", pool_bytes: int = GIB) -> None:
         self.emit(
-            NodeJoined(node=node, address="127.0.0.1", incarnation="inc_1", boot="b", pool_budget_bytes=pool_bytes, version="0.1.0")
+            NodeJoined(
+                node=node, address="127.0.0.1", incarnation="inc_1", boot="b", pool_budget_bytes=pool_bytes, version="0.1.0"
+            )
         )
 
     def device(self, name: str, node: str = "n1", size_bytes: int = GIB, kind: str = "cpu") -> str:
@@ -163,7 +165,13 @@ class StagedPlane:
     def weights(self, model: str, weight_set: str, size_bytes: int = 258 * MIB, ago_ms: int = 0) -> None:
         self.emit(
             WeightsStaged(
-                node="n1", weight_set=weight_set, model=model, revision=1, size_bytes=size_bytes, took_ms=840, read_bytes=size_bytes
+                node="n1",
+                weight_set=weight_set,
+                model=model,
+                revision=1,
+                size_bytes=size_bytes,
+                took_ms=840,
+                read_bytes=size_bytes,
             ),
             ago_ms=ago_ms,
         )
@@ -177,7 +185,9 @@ class StagedPlane:
     ) -> int:  # fmt: skip
         """Grant the cells and direct the instance up; returns the directive's number."""
         grant = self.emit(
-            GrantGiven(node=node, device=device, instance=instance, offset=offset, cells=cells), ago_ms=ago_ms, operation=operation
+            GrantGiven(node=node, device=device, instance=instance, offset=offset, cells=cells),
+            ago_ms=ago_ms,
+            operation=operation,
         )
         directed = InstanceDirected(
             node=node, instance=instance, rung=Rung.UP, model=model, revision=1, grant=grant.position, code="request"
@@ -209,9 +219,7 @@ class StagedPlane:
             ),
             ago_ms=ago_ms, because=told.position, actor="node:n1",
         )  # fmt: skip
-        self.emit(
-            GrantReturned(node=found.node, device=grant.device, instance=instance, grant=grant.number), ago_ms=ago_ms
-        )
+        self.emit(GrantReturned(node=found.node, device=grant.device, instance=instance, grant=grant.number), ago_ms=ago_ms)
 
     def request(self, model: str, *, instance: str | None = None, reason: str = "", place: int = 1, ago_ms: int = 0) -> str:
         """Accept a request; route it to `instance`, or queue it for `reason`."""
@@ -227,9 +235,7 @@ class StagedPlane:
                 ago_ms=ago_ms,
             )
         elif reason:
-            self.emit(
-                RequestQueued(request=request, model=model, code="climbing", reason=reason, place=place), ago_ms=ago_ms
-            )
+            self.emit(RequestQueued(request=request, model=model, code="climbing", reason=reason, place=place), ago_ms=ago_ms)
         return request
 
     def end(self, request: str, kind: str = "finished", ago_ms: int = 0, code: str = "engine_died", message: str = "") -> None:
@@ -265,7 +271,7 @@ def busy(plane: StagedPlane) -> StagedPlane:
     plane.emit(
         ModelRejected(
             model="whale-70b", revision=1, code="cannot_fit", need_bytes=140 * GIB, limit_bytes=GIB,
-            message="whale-70b needs 140 GiB; the largest device, cpu0, has 1.0 GiB. Add a larger device or choose a smaller model.",
+            message="whale-70b needs 140 GiB; the largest device, cpu0, has 1.0 GiB. Add a larger device.",
         )
     )  # fmt: skip
     plane.emit(
@@ -290,9 +296,13 @@ def busy(plane: StagedPlane) -> StagedPlane:
     plane.up("ins_01JDXB4M9S7QKC2W5T8D", weight_set="ws_70aa11bb22cc33dd44ee", ago_ms=179_000, mapped=11 * MIB, used=96 * MIB)
     plane.sleep("ins_01JDXB4M9S7QKC2W5T8D", ago_ms=61_000)
     for minute in range(24):
-        model, instance = ("smollm2-135m", "ins_01JDXB4M9S7QKC2W5T8A") if minute % 3 else ("tiny-qwen", "ins_01JDXB4M9S7QKC2W5T8C")
+        model, instance = (
+            ("smollm2-135m", "ins_01JDXB4M9S7QKC2W5T8A") if minute % 3 else ("tiny-qwen", "ins_01JDXB4M9S7QKC2W5T8C")
+        )
         request = plane.request(model, instance=instance, ago_ms=(25 - minute) * 9_000)
-        plane.end(request, {5: "failed", 11: "cancelled"}.get(minute, "finished"), ago_ms=(25 - minute) * 9_000 - 1_700 - minute * 90)
+        plane.end(
+            request, {5: "failed", 11: "cancelled"}.get(minute, "finished"), ago_ms=(25 - minute) * 9_000 - 1_700 - minute * 90
+        )
     plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A", ago_ms=2_300)
     plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A", ago_ms=900)
     plane.climb("ins_01JDXB4M9S7QKC2W5T8B", "smollm2-sailor", cpu1, 4, 4, ago_ms=4_100, operation="op_01JDXB4MOPERATION")
@@ -309,7 +319,9 @@ def measured(plane: StagedPlane, tokens_per_s: float = 41.3, done: int = 163 * M
         node="n1", incarnation="inc_1", at_ms=plane.now_ms, pool_used_bytes=527 * MIB, pool_budget_bytes=GIB, pool_ok=True,
         device_bytes={"dev-n1-cpu0": 466 * MIB, "dev-n1-cpu1": 402 * MIB},
         instances=tuple(
-            InstanceBeat(instance=i.instance, running=i.running, tokens_per_s=tokens_per_s if i.running else 0.0, bytes_used=i.bytes_used)
+            InstanceBeat(
+                instance=i.instance, running=i.running, tokens_per_s=i.running and tokens_per_s, bytes_used=i.bytes_used
+            )
             for i in running.values()
         ),
         progress=(Progress(subject="ins_01JDXB4M9S7QKC2W5T8B", step="map_weights", done=done, total=258 * MIB),),

@@ -41,7 +41,10 @@ class Stagehouse:
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.stage = Stage(plane, plane, plane, Site(self.url))
         self._app = Litestar([router, static, login, logout], state=State({"stage": self.stage}), openapi_config=None)
-        config = uvicorn.Config(self._secured, interface="asgi3", log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=2)
+        self._state = self._app.state
+        config = uvicorn.Config(
+            self._secured, interface="asgi3", log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=2
+        )
         self._server = uvicorn.Server(config)
 
     async def _secured(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,19 +59,31 @@ class Stagehouse:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["Stagehouse"]:
-        serving = asyncio.create_task(self._server._serve([self.socket]))
-        running = asyncio.create_task(self.stage.run())
+        """Serve until left."""
+        self._serving = asyncio.create_task(self._server._serve([self.socket]))
+        self._running = [asyncio.create_task(self.stage.run())]
         try:
             while not self._server.started:  # the library has no signal for it
                 await asyncio.sleep(0.01)
             yield self
         finally:
-            self.stage.close()
-            self._server.should_exit = True
-            await serving
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            self.socket.close()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Close streams first, then the server: as the web process does."""
+        self.stage.close()
+        self._server.should_exit = True
+        await self._serving
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self.socket.close()
+
+    def restage(self) -> Stage:
+        """Go on with a new stage, as a new web process would."""
+        self.stage = self._state["stage"] = Stage(self.plane, self.plane, self.plane, Site(self.url))
+        self._running.append(asyncio.create_task(self.stage.run()))
+        return self.stage
 
 
 async def _play(plane: StagedPlane) -> None:

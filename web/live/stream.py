@@ -21,6 +21,11 @@ async def stream(hub: Hub, scope: Scope, receive: Receive, send: Send) -> None:
 
     The page says in `?from=` which frame it was drawn from; a reconnecting one in `Last-Event-ID`. An unknown one gets all.
     """
+    if hub.closed:
+        gone_away = [(b"retry-after", b"1"), (b"content-length", b"0"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 503, "headers": gone_away})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return
     headers = dict(scope["headers"])
     asked = parse_qs(scope["query_string"].decode("latin-1"))
     mark = headers.get(b"last-event-id", b"").decode("latin-1") or asked.get("from", [""])[0]

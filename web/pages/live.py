@@ -4,6 +4,7 @@ from typing import Any
 from urllib.parse import quote
 
 from litestar import Request, Response, asgi, get, post
+from litestar.params import FromPath
 from litestar.types import Receive, Scope, Send
 
 from controlplane.answer import Opened
@@ -28,14 +29,14 @@ async def live_page(request: Request[Any, Any, Any]) -> Response[str]:
     )  # fmt: skip
 
 
-@asgi("/live")
+@asgi("/live", copy_scope=False)
 async def live_stream(scope: Scope, receive: Receive, send: Send) -> None:
     stage: Stage = scope["litestar_app"].state.stage
     await stream(stage.hub, scope, receive, send)
 
 
 @post("/models/{model:str}/operations", include_in_schema=False, status_code=200)
-async def operate(request: Request[Any, Any, Any], model: str) -> Response[str]:
+async def operate(request: Request[Any, Any, Any], model: FromPath[str]) -> Response[str]:
     """A button: form field `verb`. Answers a line for the button's row, or sends a browser without scripts back."""
     stage = stage_of(request)
     form = await request.form()

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from markupsafe import escape
 
 from controlplane.envelope import Recorded
@@ -16,7 +16,7 @@ from web.views.events import document, row
 from web.views.requests import OUTCOMES, ended, opened
 
 PAGE: Final = 50
-Before = Annotated[int | None, Parameter(query="before", ge=1, le=2**62)]
+Before = Annotated[int | None, QueryParameter(name="before", ge=1, le=2**62)]
 
 
 def pages(path: str, rows: Sequence[Recorded], before: int | None, **kept: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def pages(path: str, rows: Sequence[Recorded], before: int | None, **kept: str) 
 
 @get("/requests", include_in_schema=False)
 async def request_pages(
-    request: Request[Any, Any, Any], model: str = "", outcome: str = "", before: Before = None
+    request: Request[Any, Any, Any], model: FromQuery[str] = "", outcome: FromQuery[str] = "", before: Before = None
 ) -> Response[str]:
     stage = stage_of(request)
     fleet = stage.sight.fleet
@@ -49,9 +49,9 @@ async def request_pages(
 @get("/events", include_in_schema=False)
 async def event_pages(
     request: Request[Any, Any, Any],
-    stream: str = "",
-    kind: Annotated[str, Parameter(query="type")] = "",
-    aggregate: str = "",
+    stream: FromQuery[str] = "",
+    kind: Annotated[str, QueryParameter(name="type")] = "",
+    aggregate: FromQuery[str] = "",
     before: Before = None,
 ) -> Response[str]:
     stage = stage_of(request)
@@ -75,13 +75,13 @@ async def _event(request: Request[Any, Any, Any], position: int) -> Recorded:
 
 
 @get("/events/{position:int}", include_in_schema=False)
-async def event_page(request: Request[Any, Any, Any], position: int) -> Response[str]:
+async def event_page(request: Request[Any, Any, Any], position: FromPath[int]) -> Response[str]:
     recorded = await _event(request, position)
     return page(stage_of(request), "event.html", here="events", row=row(recorded), document=document(recorded))
 
 
 @get("/events/{position:int}/document", include_in_schema=False)
-async def event_document(request: Request[Any, Any, Any], position: int) -> Response[str]:
+async def event_document(request: Request[Any, Any, Any], position: FromPath[int]) -> Response[str]:
     """The event's JSON, for the list that opens it in place."""
     text = document(await _event(request, position))
     return html(f'<pre class="json" tabindex="0">{escape(text)}</pre>')

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
+from litestar.params import FromPath
 
 from controlplane.envelope import Recorded
 from controlplane.events import OperationFailed, OperationRequested, OperationSucceeded
@@ -34,7 +35,7 @@ def _story(request: Request[Any, Any, Any], events: Sequence[Recorded], before: 
 
 
 @get("/requests/{name:str}", include_in_schema=False)
-async def request_story(request: Request[Any, Any, Any], name: str) -> Response[str]:
+async def request_story(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[str]:
     stage = stage_of(request)
     events = await stage.history.page_of_events(before=None, limit=PAGE + 1, stream=f"request:{name}")
     known = stage.sight.fleet.requests.get(name)
@@ -62,7 +63,7 @@ def _request_facts(shown: RequestRow) -> tuple[Fact, ...]:
 
 
 @get("/operations/{name:str}", include_in_schema=False)
-async def operation_story(request: Request[Any, Any, Any], name: str, before: Before = None) -> Response[str]:
+async def operation_story(request: Request[Any, Any, Any], name: FromPath[str], before: Before = None) -> Response[str]:
     events = await stage_of(request).history.page_of_operation(name, before=before, limit=PAGE + 1)
     if not events and before is None:
         raise NotFoundException(f"There is no operation {name}.")
@@ -84,7 +85,7 @@ async def operation_story(request: Request[Any, Any, Any], name: str, before: Be
 
 
 @get("/models/{name:str}", include_in_schema=False)
-async def model_story(request: Request[Any, Any, Any], name: str, before: Before = None) -> Response[str]:
+async def model_story(request: Request[Any, Any, Any], name: FromPath[str], before: Before = None) -> Response[str]:
     stage = stage_of(request)
     model = stage.sight.fleet.resolve(name)
     if model is None:
@@ -114,7 +115,7 @@ def _idle(limit_ms: int | None) -> str:
 
 
 @get("/instances/{name:str}", include_in_schema=False)
-async def instance_story(request: Request[Any, Any, Any], name: str, before: Before = None) -> Response[str]:
+async def instance_story(request: Request[Any, Any, Any], name: FromPath[str], before: Before = None) -> Response[str]:
     stage = stage_of(request)
     events = await stage.history.page_of_events(before=before, limit=PAGE + 1, stream=f"instance:{name}")
     fleet = stage.sight.fleet

@@ -61,14 +61,16 @@ const wire = document.getElementById("wire");
 let lost; // the notice waits a moment: a reconnect usually takes less
 
 function connection(words) {
-  clearTimeout(lost);
   if (!words) {
+    clearTimeout(lost);
+    lost = undefined;
     wire.hidden = true;
     wire.textContent = "";
     document.documentElement.classList.remove("cut");
     return;
   }
-  lost = setTimeout(() => {
+  if (!wire.hidden) wire.textContent = words;
+  lost ??= setTimeout(() => {
     wire.textContent = words;
     wire.hidden = false;
     document.documentElement.classList.add("cut");

@@ -1,0 +1,274 @@
+"""The pages in a real browser: live, by keyboard, on a phone, in both themes, under the strict policy, and without scripts."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from controlplane.events import ModelCleared, OperationFailed
+from controlplane.refusal import Code, Refused
+from tests.acceptance.browser import browsing, opened
+from tests.staged import StagedPlane, busy, measured
+from tests.stagehouse import Stagehouse
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of them
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+@pytest.fixture(name="plane")
+def _plane() -> StagedPlane:
+    return busy(StagedPlane(time.time_ns() // 1_000_000))
+
+
+@pytest_asyncio.fixture(name="house", loop_scope="module")
+async def _house(plane: StagedPlane) -> AsyncIterator[Stagehouse]:
+    async with Stagehouse(plane).open() as house:
+        yield house
+
+
+@pytest_asyncio.fixture(name="browser", scope="module", loop_scope="module")
+async def _browser() -> AsyncIterator[Browser]:
+    async with browsing() as browser:
+        yield browser
+
+
+async def connected(house: Stagehouse, readers: int = 1) -> None:
+    async with asyncio.timeout(10):
+        while len(house.stage.hub.readers) != readers:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_happens_arrives_by_itself(house: Stagehouse, plane: StagedPlane, browser: Browser) -> None:
+    async with opened(browser, house.url) as (page, complaints):
+        await connected(house)
+        row = page.locator("#model-sql-coder")
+        await expect(row.locator(".pill")).to_have_text("backing off")
+        plane.emit(ModelCleared(model="sql-coder"))
+        await expect(row.locator(".pill")).to_have_text("cold")
+        plane.beat(measured(plane, done=200 << 20))
+        await expect(page.locator("#device-dev-n1-cpu1 .doing .num")).to_have_text("200 MiB / 258 MiB")
+        request = plane.request("tiny-qwen", instance="ins_01JDXB4M9S7QKC2W5T8C")
+        await expect(page.locator(f"#row-{request.replace('_', '_5f_')} .pill")).to_have_text("running")
+        plane.end(request)
+        await expect(page.locator(f"#row-{request.replace('_', '_5f_')} .pill")).to_have_text("finished")
+        plane.synced = False
+        plane.tell(None)
+        await expect(page.locator("#plane [role=status]")).to_have_text("disconnected from the log")
+        assert complaints == []
+
+
+async def test_focus_open_details_filters_and_typed_text_survive_updates(
+    house: Stagehouse, plane: StagedPlane, browser: Browser
+) -> None:
+    async with opened(browser, house.url) as (page, complaints):
+        await connected(house)
+        first = page.locator("#events details").first
+        await first.locator("summary").click()
+        await expect(first.locator("pre.json")).to_contain_text('"position"')
+        opened_id = await page.locator("#events li", has=page.locator("details[open]")).get_attribute("id")
+        await page.locator("[data-filters=requests] [name=outcome]").select_option("failed")
+        await page.locator("#do-sleep-smollm2-135m").focus()
+        for n in range(4):
+            plane.end(plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A"))
+            plane.beat(measured(plane, tokens_per_s=60 + n))
+            await expect(page.locator("#device-dev-n1-cpu0 .load")).to_contain_text(f"{60 + n} tok/s")
+        await expect(page.locator("#events li").first).to_contain_text("RequestFinished")
+        await expect(page.locator(f"#{opened_id} pre.json")).to_be_visible()
+        assert await page.evaluate("document.activeElement.id") == "do-sleep-smollm2-135m"
+        assert await page.locator("#requests tbody tr:visible").count() == 1
+        assert await page.locator("#requests tbody tr:visible .pill").text_content() == "failed"
+        assert complaints == []
+
+
+async def test_a_button_is_pressed_by_keyboard_and_shows_its_operation(
+    house: Stagehouse, plane: StagedPlane, browser: Browser
+) -> None:
+    async with opened(browser, house.url) as (page, complaints):
+        await connected(house)
+        await page.keyboard.press("Tab")
+        await expect(page.locator(".skip")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await page.locator("#do-sleep-smollm2-135m").focus()
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#said-smollm2-135m")).to_contain_text("sleep requested")
+        button = page.locator("#do-sleep-smollm2-135m")
+        await expect(button).to_have_attribute("aria-busy", "true")
+        await expect(button).to_be_focused()
+        await page.keyboard.press("Enter")  # a button that can't apply does nothing, but can be reached and says why
+        operation = next(iter(plane.fleet.operations))
+        plane.emit(
+            OperationFailed(operation=operation, kind="sleep", model="smollm2-135m", code="busy", message="2 requests run")
+        )
+        await expect(page.locator("#model-smollm2-135m")).to_contain_text("2 requests run")
+        await expect(button).to_have_attribute("type", "submit")
+        await page.keyboard.press("Enter")
+        await expect(button).to_have_attribute("aria-busy", "true")
+        assert len(plane.orders) == 2
+        assert complaints == []
+
+
+async def test_a_refused_operation_says_why_and_the_message_stays(
+    house: Stagehouse, plane: StagedPlane, browser: Browser
+) -> None:
+    plane.refusing = Refused(Code.BUSY, "tiny-qwen answers 2 requests; wait for them or cancel them")
+    async with opened(browser, house.url) as (page, complaints):
+        await connected(house)
+        await page.locator("#do-stop-tiny-qwen").click()
+        said = page.locator("#said-tiny-qwen")
+        await expect(said.get_by_role("alert")).to_have_text("tiny-qwen answers 2 requests; wait for them or cancel them busy")
+        plane.request("tiny-qwen", instance="ins_01JDXB4M9S7QKC2W5T8C")
+        await expect(page.locator("#model-tiny-qwen .now")).to_contain_text("1 running")
+        await expect(said).to_contain_text("tiny-qwen answers 2 requests")
+        assert [c for c in complaints if "409" not in c] == []  # the browser itself logs the status
+
+
+async def test_why_a_button_cannot_apply_is_part_of_its_name(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, house.url) as (page, _):
+        button = page.get_by_role("button", name=re.compile(r"Load\s*: it is up")).first
+        await expect(button).to_have_attribute("aria-disabled", "true")
+        await button.focus()
+        assert await page.evaluate("document.activeElement.id") == "do-load-smollm2-135m"
+
+
+PATHS = ["/", "/requests", "/events", "/events/40", "/models/smollm2-135m", "/instances/ins_01JDXB4M9S7QKC2W5T8A"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_width_scrolls_sideways(house: Stagehouse, browser: Browser, path: str) -> None:
+    async with opened(browser, house.url + path) as (page, complaints):
+        for width in (320, 390, 768, 1080, 1280, 2200):
+            await page.set_viewport_size({"width": width, "height": 800})
+            assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
+        assert complaints == []
+
+
+async def test_touch_targets_on_a_phone_are_large_enough(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, house.url, **PHONE) as (page, _):
+        sizes = await page.locator(".buttons button").evaluate_all("all => all.map(b => b.getBoundingClientRect().height)")
+        assert min(sizes) >= 36
+
+
+async def ground(page: Page) -> int:
+    """Brightness of the page's ground, 0 to 255."""
+    text: str = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return int(text.partition("(")[2].split(",")[0])
+
+
+async def test_the_theme_follows_the_system_until_one_is_chosen(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, house.url, color_scheme="dark") as (page, complaints):
+        button = page.locator("#theme")
+        await expect(button).to_have_text("Theme: auto")
+        assert await ground(page) < 50
+        await button.click()
+        await expect(button).to_have_text("Theme: light")
+        assert await ground(page) > 200
+        await page.reload()
+        assert await ground(page) > 200
+        await button.click()
+        await expect(button).to_have_text("Theme: dark")
+        assert await ground(page) < 50
+        assert complaints == []
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (over) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const colour of over) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.nodeValue.trim());
+    const style = getComputedStyle(element);
+    if (!own || !element.getClientRects().length || element.closest(".vh, .skip, noscript")) continue;
+    const grounds = [];
+    for (let e = element; e; e = e.parentElement) grounds.unshift(getComputedStyle(e).backgroundColor);
+    const ground = light(rgb(grounds)), text = light(rgb([...grounds, style.color]));
+    const ratio = (Math.max(ground, text) + 0.05) / (Math.min(ground, text) + 0.05);
+    if (ratio < 4.5) poor.push(`${element.className}: ${element.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/", "/events", "/models/sql-coder"])
+async def test_text_has_enough_contrast(house: Stagehouse, browser: Browser, scheme: str, path: str) -> None:
+    async with opened(browser, house.url + path, color_scheme=scheme) as (page, _):
+        assert await page.evaluate(CONTRAST) == []
+
+
+async def test_reduced_motion_is_respected(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, house.url, reduced_motion="reduce") as (page, _):
+        assert await page.evaluate("document.getAnimations().length") == 0
+
+
+async def test_everything_is_named_for_assistive_technology(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, house.url) as (page, _):
+        nameless = await page.evaluate(
+            """[...document.querySelectorAll("button, a, select, input, [role=img], progress, section")].filter(e => !(
+                e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length || e.textContent.trim()
+            )).map(e => e.outerHTML.slice(0, 80))"""
+        )
+        assert nameless == []
+        assert await page.locator("h1").count() == 1
+        assert await page.get_by_role("main").count() == 1
+        await expect(
+            page.get_by_role("link", name="smollm2-135m on ½ of cpu0, up, 2 running, 41 tokens a second")
+        ).to_be_visible()
+
+
+async def test_it_reads_without_scripts(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, house.url, java_script_enabled=False) as (page, complaints):
+        await expect(page.locator("#model-tiny-qwen .pill")).to_have_text("up")
+        await expect(page.locator("#theme")).to_be_hidden()
+        await page.locator("#do-sleep-tiny-qwen").click()
+        await expect(page).to_have_url(f"{house.url}/models/tiny-qwen")
+        await page.get_by_role("link", name="Events", exact=True).click()
+        await page.locator("summary").first.click()
+        await page.locator("details[open] .links a").first.click()
+        await expect(page.locator("pre.json")).to_contain_text('"type": "OperationRequested"')
+        assert complaints == []
+
+
+async def test_a_lost_connection_is_told_and_mended(plane: StagedPlane, browser: Browser) -> None:
+    async with Stagehouse(plane).open() as house, opened(browser, house.url) as (page, _):
+        await connected(house)
+        house.stage.close()
+        await expect(page.locator("#wire")).to_contain_text("No connection to enginehouse")
+        house.restage()
+        plane.emit(ModelCleared(model="sql-coder"))
+        await expect(page.locator("#wire")).to_be_hidden(timeout=20_000)
+        await expect(page.locator("#model-sql-coder .pill")).to_have_text("cold")
+
+
+async def test_streams_end_at_once_when_the_server_stops(plane: StagedPlane, browser: Browser) -> None:
+    async with Stagehouse(plane).open() as house, opened(browser, house.url):
+        await connected(house)
+        started = time.monotonic()
+        await house.stop()
+        assert time.monotonic() - started < 1
+
+
+async def test_an_empty_plane_teaches_the_first_step(browser: Browser) -> None:
+    plane = StagedPlane(time.time_ns() // 1_000_000)
+    async with Stagehouse(plane).open() as house, opened(browser, house.url, **PHONE) as (page, complaints):
+        await connected(house)
+        await expect(page.locator("#requests pre")).to_contain_text(f"curl {house.url}/v1/chat/completions")
+        assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        plane.node()
+        plane.device("cpu0")
+        await expect(page.locator("#device-dev-n1-cpu0")).to_contain_text("free")
+        plane.model("first", "cfg_1")
+        await expect(page.locator("#model-first .pill")).to_have_text("cold")
+        assert complaints == []

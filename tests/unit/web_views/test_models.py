@@ -1,0 +1,105 @@
+"""A model's row says how it stands and which buttons can do something."""
+
+from controlplane.events import (
+    ModelCleared,
+    ModelRetired,
+    OperationFailed,
+    OperationRequested,
+    OperationSucceeded,
+)
+from tests.staged import MIB, StagedPlane, busy, failed
+from web.views.models import ModelRow, models
+from web.views.recent import Recent
+
+NOW = 1_800_000_000_000
+
+
+def rows(plane: StagedPlane, recent: Recent | None = None) -> dict[str, ModelRow]:
+    return {m.model: m for m in models(plane.fleet, plane.beats, (recent or Recent()).failures)}
+
+
+def able(row: ModelRow) -> set[str]:
+    return {a.verb for a in row.actions if not a.why_not and not a.operation}
+
+
+def test_each_state_has_its_words_and_its_buttons() -> None:
+    shown = rows(busy(StagedPlane(NOW)))
+    told = {name: (m.state.tone, m.state.words, able(m)) for name, m in shown.items()}
+    assert told == {
+        "smollm2-135m": ("up", "up", {"sleep", "stop"}),
+        "smollm2-sailor": ("climb", "starting", {"stop"}),
+        "tiny-qwen": ("up", "up", {"sleep", "stop"}),
+        "sql-coder": ("failed", "backing off", {"retry"}),
+        "whale-70b": ("failed", "rejected", {"retry"}),
+    }
+
+
+def test_a_rejection_shows_both_numbers_once() -> None:
+    message = rows(busy(StagedPlane(NOW)))["whale-70b"].state.message
+    assert message.count("140 GiB") == 1
+    assert message.count("1.0 GiB") == 1
+
+
+def test_a_back_off_counts_down_and_says_why() -> None:
+    plane = busy(StagedPlane(NOW))
+    state = rows(plane)["sql-coder"].state
+    assert state.until_ms == NOW + 47_000
+    assert state.message.startswith("3 starts failed (start_failed): the engine ended with status 1")
+    plane.emit(ModelCleared(model="sql-coder"))
+    assert rows(plane)["sql-coder"].state.words == "cold"
+    assert able(rows(plane)["sql-coder"]) == {"load"}
+
+
+def test_models_of_one_configuration_name_each_other_and_share_a_hue() -> None:
+    shown = rows(busy(StagedPlane(NOW)))
+    assert shown["smollm2-135m"].shared_with == ("smollm2-sailor",)
+    assert shown["smollm2-sailor"].shared_with == ("smollm2-135m",)
+    assert shown["smollm2-135m"].hue == shown["smollm2-sailor"].hue != shown["tiny-qwen"].hue
+
+
+def test_a_sleeping_skeleton_of_the_configuration_is_told() -> None:
+    plane = busy(StagedPlane(NOW))
+    plane.sleep("ins_01JDXB4M9S7QKC2W5T8A")
+    failed(plane, "ins_01JDXB4M9S7QKC2W5T8B")
+    shown = rows(plane)
+    assert (shown["smollm2-135m"].state.words, able(shown["smollm2-135m"])) == ("asleep", {"load", "stop"})
+    assert (shown["smollm2-sailor"].state.words, able(shown["smollm2-sailor"])) == ("skeleton asleep", {"load"})
+
+
+def test_an_open_operation_is_shown_on_its_button_and_a_failed_one_beside_it() -> None:
+    plane, recent = busy(StagedPlane(NOW)), Recent()
+    told = plane.emit(OperationRequested(operation="op_1", kind="sleep", model="smollm2-135m"))
+    recent.add(told)
+    button = next(a for a in rows(plane, recent)["smollm2-135m"].actions if a.verb == "sleep")
+    assert button.operation == "op_1"
+    recent.add(
+        plane.emit(OperationFailed(operation="op_1", kind="sleep", model="smollm2-135m", code="busy", message="2 requests run"))
+    )
+    failure = rows(plane, recent)["smollm2-135m"].failure
+    assert failure is not None
+    assert (failure.kind, failure.code, failure.message) == ("sleep", "busy", "2 requests run")
+    recent.add(plane.emit(OperationRequested(operation="op_2", kind="sleep", model="smollm2-135m")))
+    recent.add(plane.emit(OperationSucceeded(operation="op_2", kind="sleep", model="smollm2-135m")))
+    assert rows(plane, recent)["smollm2-135m"].failure is None
+
+
+def test_a_model_that_no_node_has_opened_says_so() -> None:
+    plane = StagedPlane(NOW)
+    plane.model("later", "cfg_1", weight_bytes=MIB)
+    assert rows(plane)["later"].state.words == "cold"
+    fleet_model = plane.fleet.models["later"]
+    assert fleet_model.facts is not None
+    bare = StagedPlane(NOW)
+    bare.emit(plane.events[0].event)
+    row = rows(bare)["later"]
+    assert (row.state.words, row.state.message, able(row)) == ("inspecting", "waits for a node to join", set())
+
+
+def test_a_retired_model_disappears_once_nothing_of_it_is_left() -> None:
+    plane = busy(StagedPlane(NOW))
+    plane.emit(ModelRetired(model="whale-70b"))
+    plane.emit(ModelRetired(model="smollm2-135m"))
+    shown = rows(plane)
+    assert "whale-70b" not in shown
+    assert shown["smollm2-135m"].state.words == "retired, up"
+    assert able(shown["smollm2-135m"]) == {"sleep", "stop"}

@@ -1,0 +1,115 @@
+"""The slot map tells who holds which cells, and whose bytes fill a device."""
+
+import pytest
+
+from controlplane.events import GrantReturned, InstanceOverdue, NodeFellSilent
+from controlplane.spec import CELLS
+from controlplane.subjects import InstanceBeat, NodeBeat, Progress
+from tests.staged import GIB, MIB, StagedPlane, busy
+from web.views.slots import Free, Held, described, devices, free_runs
+
+NOW = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("taken", "free"),
+    [
+        (set(), [(0, 8)]),
+        (set(range(8)), []),
+        ({0}, [(1, 1), (2, 2), (4, 4)]),
+        ({0, 1, 2, 3}, [(4, 4)]),
+        ({7}, [(0, 4), (4, 2), (6, 1)]),
+        ({3, 4}, [(0, 2), (2, 1), (5, 1), (6, 2)]),
+    ],
+)
+def test_free_cells_are_shown_as_the_largest_grants_that_fit(taken: set[int], free: list[tuple[int, int]]) -> None:
+    assert free_runs(taken) == free
+
+
+@pytest.mark.parametrize("bits", range(256))
+def test_free_runs_and_taken_cells_cover_the_device_once(bits: int) -> None:
+    taken = {cell for cell in range(CELLS) if bits >> cell & 1}
+    cells = [cell for offset, n in free_runs(taken) for cell in range(offset, offset + n)]
+    assert sorted([*cells, *taken]) == list(range(CELLS))
+    assert all(offset % n == 0 for offset, n in free_runs(taken))
+
+
+def test_a_holder_is_drawn_with_its_model_rung_and_speed() -> None:
+    plane = busy(StagedPlane(NOW))
+    view = devices(plane.fleet, plane.beats)[0]
+    held, free = view.runs
+    assert isinstance(held, Held)
+    assert (held.model, held.offset, held.cells, held.standing.tone, held.running) == ("smollm2-135m", 0, 4, "up", 2)
+    assert held.label == "smollm2-135m on ½ of cpu0, up, 2 running, 41 tokens a second"
+    assert free == Free(offset=4, cells=4, size_bytes=GIB // 2)
+    assert view.granted_cells == 4
+
+
+def test_a_climb_shows_its_step_and_how_far_it_is() -> None:
+    plane = busy(StagedPlane(NOW))
+    held = next(r for r in devices(plane.fleet, plane.beats)[1].runs if isinstance(r, Held) and r.model == "smollm2-sailor")
+    assert (held.standing.tone, held.standing.words, held.standing.since_ms) == ("climb", "starting", NOW - 4_100)
+    assert held.standing.progress is not None
+    assert (held.standing.progress.step, held.standing.progress.total) == ("map weights", 258 * MIB)
+
+
+def test_progress_never_exceeds_its_total() -> None:
+    plane = busy(StagedPlane(NOW))
+    beat = NodeBeat(
+        node="n1", incarnation="i", at_ms=NOW, pool_used_bytes=0, pool_budget_bytes=1, pool_ok=True, device_bytes={},
+        progress=(Progress(subject="ins_01JDXB4M9S7QKC2W5T8B", step="map_weights", done=300, total=200),),
+    )  # fmt: skip
+    plane.beat(beat)
+    held = next(r for r in devices(plane.fleet, plane.beats)[1].runs if isinstance(r, Held) and r.model == "smollm2-sailor")
+    assert held.standing.progress is not None
+    assert held.standing.progress.done == 200
+
+
+def test_bytes_are_told_by_owner_and_add_up_to_the_device() -> None:
+    plane = busy(StagedPlane(NOW))
+    view = devices(plane.fleet, plane.beats)[0]
+    assert {s.kind: s.size_bytes for s in view.segments} == {
+        "mapped": 258 * MIB, "private": 163 * MIB, "others": 45 * MIB, "free": GIB - 466 * MIB,
+    }  # fmt: skip
+    assert described(view).startswith("Bytes on cpu0: mapped weights 258 MiB, private 163 MiB")
+
+
+def test_bytes_beyond_the_device_do_not_overflow_the_bar() -> None:
+    plane = busy(StagedPlane(NOW))
+    told = InstanceBeat(instance="ins_01JDXB4M9S7QKC2W5T8A", running=0, tokens_per_s=0, bytes_used=9 * GIB)
+    plane.beat(
+        NodeBeat(
+            node="n1",
+            incarnation="i",
+            at_ms=NOW,
+            pool_used_bytes=0,
+            pool_budget_bytes=1,
+            pool_ok=True,
+            device_bytes={"dev-n1-cpu0": 9 * GIB},
+            instances=(told,),
+        )
+    )
+    segments = devices(plane.fleet, plane.beats)[0].segments
+    assert sum(s.width for s in segments) <= 100.01
+    assert all(s.left + s.width <= 100.01 and s.size_bytes >= 0 for s in segments)
+
+
+def test_a_silent_node_and_an_overdue_transition_are_marked() -> None:
+    plane = busy(StagedPlane(NOW))
+    instance = plane.fleet.instances["ins_01JDXB4M9S7QKC2W5T8B"]
+    assert instance.directive is not None
+    plane.emit(InstanceOverdue(node="n1", instance=instance.instance, directive=instance.directive.number, waited_ms=90_000))
+    held = next(r for r in devices(plane.fleet, plane.beats)[1].runs if isinstance(r, Held) and r.model == "smollm2-sailor")
+    assert held.standing.overdue
+    plane.emit(NodeFellSilent(node="n1"))
+    silent = devices(plane.fleet, plane.beats)[0]
+    assert silent.silent
+    assert isinstance(silent.runs[0], Held)
+    assert silent.runs[0].standing.words == "up, node is silent"
+
+
+def test_returned_cells_are_free_again() -> None:
+    plane = busy(StagedPlane(NOW))
+    grant = next(g for g in plane.fleet.grants.values() if g.device == "dev-n1-cpu0")
+    plane.emit(GrantReturned(node="n1", device=grant.device, instance=grant.instance, grant=grant.number))
+    assert devices(plane.fleet, plane.beats)[0].runs == (Free(offset=0, cells=8, size_bytes=GIB),)
