@@ -43,6 +43,7 @@ async def work(data: Path) -> None:
     plane = Plane.read(data)
     own = msgspec.json.decode((data / FILE).read_bytes(), type=Overrides)
     lock = await exclusive(data)
+    await asyncio.to_thread(sources.sweep, data)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -69,7 +70,7 @@ def preparing(data: Path) -> Prepare:
         try:
             prepared = await sources.prepare(model.spec, data, progress)
         except sources.SourceRefused as refused:
-            raise StepFailed(refused.code, refused.message) from refused
+            raise StepFailed(refused.code, refused.message, final=refused.final) from refused
         return prepared.source_dir, prepared.facts
 
     return prepare

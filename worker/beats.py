@@ -11,6 +11,7 @@ from controlplane.bus import Bus
 from controlplane.subjects import InstanceBeat, NodeBeat
 from worker.local import LocalInstance
 from worker.observe import measured
+from worker.occupancy import used_bytes
 from worker.plan import EngineState
 from worker.reconcile import Reconciler
 from worker.service import FrontendGone
@@ -81,7 +82,10 @@ class Beats:
         running, rate, used = 0, 0.0, 0
         record = local.directory.read()
         if record is not None and record.engine is not None and local.seen.engine is not EngineState.DEAD:
-            used = (await asyncio.to_thread(measured, record.engine.pid, self._site.data)).used
+            if record.kind == "fake" and local.engine_state is not None:
+                used = used_bytes(local.engine_state)  # its sizes are scripted, like the declared devices that they are put on
+            else:
+                used = (await asyncio.to_thread(measured, record.engine.pid, self._site.data)).used
         if record is not None and local.seen.frontend:
             try:
                 status = await local.frontend.status(record.port)

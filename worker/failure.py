@@ -2,8 +2,8 @@
 
 
 class StepFailed(Exception):
-    """The instance can't go on. `code` as in `InstanceFailed`."""
+    """The instance can't go on. `code` as in `InstanceFailed`; `final`: trying again would not help."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, *, final: bool = True) -> None:
         super().__init__(message)
-        self.code, self.message = code, message
+        self.code, self.message, self.final = code, message, final

@@ -38,6 +38,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     instance: str
     configuration: str
+    kind: str = ""
+    """The engine's name, `transformers` or `fake`."""
     holder: Process | None = None
     engine: Process | None = None
     exit: Exit | None = None

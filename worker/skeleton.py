@@ -62,7 +62,7 @@ async def start_engine(local: LocalInstance) -> None:
     except HolderGone as error:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
-    local.directory.edit(checked=False, woken=None)
+    local.directory.edit(kind=spec.engine, checked=False, woken=None)
     local.watch("engine", held.engine)
     local.note(engine=EngineState.STARTING, checked=False, woken_for=None)
 

@@ -94,9 +94,8 @@ class Stock:
                     model, lambda done, total: self._board.show(subject, "prepare", done, total)
                 )
             except StepFailed as failure:
-                final = failure.code != "source_away"
-                self._unusable(goal, failure.code, failure.message, final=final)
-                if final:
+                self._unusable(goal, failure.code, failure.message, final=failure.final)
+                if failure.final:
                     return
             except Exception as error:
                 log.exception("inspection_failed", model=goal.model)
