@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from compose.embedded.cluster import Cluster
+from compose.embedded.refusal import ServerRefusal
 from compose.process import Identity, end
 
 MARK: Final = "ENGINEHOUSE_PLANE"
@@ -15,11 +17,12 @@ MODULES: Final = ("controlplane.", "web.", "worker.", "pool.")
 
 def belonging(data: Path) -> list[Identity]:
     """Return the live processes of the plane in `data`, oldest first; this process is not among them."""
+    roots = _roots(data)
     found: list[Identity] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        if _belongs(entry, data) and (identity := Identity.of(int(entry.name))) is not None:
+        if _belongs(entry, roots) and (identity := Identity.of(int(entry.name))) is not None:
             found.append(identity)
     return sorted(found, key=lambda one: one.started)
 
@@ -42,19 +45,27 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _belongs(entry: Path, data: Path) -> bool:
+def _roots(data: Path) -> tuple[str, ...]:
+    """The data directory, and where its Postgres lives if that is elsewhere."""
+    try:
+        return str(data), str(Cluster.of(data).home)
+    except ServerRefusal:  # then it was never started either
+        return (str(data),)
+
+
+def _belongs(entry: Path, roots: tuple[str, ...]) -> bool:
     try:
         argv = [os.fsdecode(part) for part in (entry / "cmdline").read_bytes().split(b"\0")]
-        if _names(argv, str(data)):
+        if _names(argv, roots):
             return True
         marks = (entry / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is not ours to look at
         return False
-    return os.fsencode(f"{MARK}={data}") in marks
+    return os.fsencode(f"{MARK}={roots[0]}") in marks
 
 
-def _names(argv: list[str], data: str) -> bool:
-    """Whether this is one of our programs with a path in `data` among its arguments."""
+def _names(argv: list[str], roots: tuple[str, ...]) -> bool:
+    """Whether this is one of our programs with a path in one of the roots among its arguments."""
     server = Path(argv[0]).name.rstrip(":") in SERVERS
     module = len(argv) > 2 and "-m" in argv and argv[argv.index("-m") + 1].startswith(MODULES)
-    return (server or module) and any(part == data or f"{data}/" in part for part in argv[1:])
+    return (server or module) and any(part == root or f"{root}/" in part for part in argv[1:] for root in roots)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.plane import NODE, PlaneUnderTest, fake, running
 
-THREE = NODE + fake("alpha") + fake("beta") + fake("gamma", tokens_per_s=200)
+THREE = NODE + fake("alpha") + fake("beta", context_tokens=3000) + fake("gamma", tokens_per_s=200)
 """Three models that take a whole device each, and two devices."""
 
 

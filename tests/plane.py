@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -20,7 +21,6 @@ import openai
 
 from compose.embedded.cluster import Cluster
 from compose.process import Identity
-from compose.readiness import answers
 from compose.remains import belonging
 from compose.supervisor import read_states
 from controlplane.bus import Bus
@@ -102,7 +102,16 @@ class PlaneUnderTest:
         except FileNotFoundError:
             return False
         token = self.data / "secrets" / "admin-token"
-        return token.exists() and asyncio.run(answers(plane.web_host, plane.web_port))
+        if not token.exists():
+            return False
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection(plane.web_host, plane.web_port, timeout=2)
+            try:
+                connection.request("GET", "/readyz")
+                return connection.getresponse().status == 200
+            finally:
+                connection.close()
+        return False
 
     def kill_up(self) -> None:
         """`kill -9` of `up` itself."""
@@ -172,7 +181,7 @@ class PlaneUnderTest:
         argv = [sys.executable, "-m", "compose", "--data", str(self.data), *arguments]
         return subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False)
 
-    def http(self) -> httpx.AsyncClient:
+    def rest(self) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=STEP_S, trust_env=False)
 

@@ -51,7 +51,7 @@ async def test_completions_answer_too(plane: PlaneUnderTest) -> None:
 
 
 async def test_an_unknown_model_is_named_with_its_neighbour(plane: PlaneUnderTest) -> None:
-    with pytest.raises(openai.NotFoundError, match="did you mean alpha"):
+    with pytest.raises(openai.NotFoundError, match="did you mean 'alpha'"):
         await plane.chat("alpa")
 
 
@@ -60,7 +60,7 @@ async def test_a_name_that_is_no_name_is_refused(plane: PlaneUnderTest, name: st
     """N28."""
     with pytest.raises((openai.NotFoundError, openai.BadRequestError)):
         await plane.chat(name)
-    async with plane.http() as http:
+    async with plane.rest() as http:
         answer = await http.post("/api/models", json={"name": name, "source": "fake:", "engine": "fake"})
         assert answer.status_code == 400
         assert answer.json()["code"] == "invalid"
