@@ -5,13 +5,10 @@ from typing import Final
 
 import msgspec
 
+from controlplane.quantities import size_bytes
 from controlplane.refusal import Code, Refused
 from controlplane.spec import Argument, EngineName
 
-_UNITS: Final = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
 _TIB: Final = 2**40
 _HOUR_MS: Final = 3_600_000
 
@@ -68,23 +65,6 @@ def check(engine: EngineName, arguments: Mapping[str, object]) -> dict[str, Argu
 def shaping(engine: EngineName, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
     """Return those that shape the skeleton: models that differ in others only can share one."""
     return {name: value for name, value in arguments.items() if ALLOWED[engine][name].shapes}
-
-
-def size_bytes(value: object) -> int:
-    """Return `"1.5GiB"`, `"200 MB"` or a whole number as bytes.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{value!r} is not a size: write a number of bytes or, e.g., '20GiB'")
-    if isinstance(value, int):
-        return value
-    number = value.rstrip(" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-    unit = _UNITS.get(value[len(number) :].strip().upper())
-    if unit is None or not number or not number.replace(".", "", 1).isdecimal() or not number.isascii():
-        raise ValueError(f"{value!r} is not a size: write a number of bytes or, e.g., '20GiB'")
-    return round(float(number) * unit) if "." in number else int(number) * unit
 
 
 def _checked(engine: EngineName, name: str, value: object) -> Argument:

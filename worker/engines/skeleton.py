@@ -31,7 +31,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -90,8 +90,10 @@ class Skeleton:
         """Put parameters (as `chosen` ordered them) in their places."""
         for parameter, (*_, places) in zip(parameters, self._places, strict=True):
             for module, attribute in places:
-                kept = module._parameters if attribute in module._parameters else module._buffers
-                kept[attribute] = parameter if kept is module._parameters else parameter.data
+                if attribute in module._parameters:
+                    module._parameters[attribute] = parameter
+                else:
+                    module._buffers[attribute] = parameter.data
 
     def unbind(self) -> None:
         """Back to `meta`: a forward pass without weights is an error, not a segmentation fault."""

@@ -1,1 +1,6 @@
-"""Where models come from: a source is opened, checked, converted once if need be, and described."""
+"""Where models come from: a source is fetched, checked, converted once if need be, and described."""
+
+from worker.sources.places import sweep
+from worker.sources.prepare import Prepared, SourceRefused, prepare
+
+__all__ = ["Prepared", "SourceRefused", "prepare", "sweep"]
