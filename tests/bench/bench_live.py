@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import cast
 
 import uvloop
 
@@ -42,16 +43,16 @@ def _fleet() -> StagedPlane:
     return plane
 
 
-def _beat(plane: StagedPlane, frame: int) -> NodeBeat:
+def _beat(plane: StagedPlane, frame: int, speeds: list[float]) -> NodeBeat:
     """Four cells, on four devices, changed since the last frame."""
-    busy = {(frame * 5 + n * 17) % 64 for n in range(CHANGES)}
-    ordered = sorted(plane.fleet.instances)
+    for n in range(CHANGES):
+        speeds[(frame * 5 + n * 17) % 64] = 20.0 + frame % 50
     return NodeBeat(
         node="n1", incarnation="i", at_ms=plane.now_ms, pool_used_bytes=GIB, pool_budget_bytes=2 * GIB, pool_ok=True,
         device_bytes=dict.fromkeys(plane.fleet.devices, 800 * MIB),
         instances=tuple(
-            InstanceBeat(instance=name, running=0, tokens_per_s=20.0 + frame % 50 if n in busy else 10.0, bytes_used=100 * MIB)
-            for n, name in enumerate(ordered)
+            InstanceBeat(instance=name, running=0, tokens_per_s=speed, bytes_used=100 * MIB)
+            for name, speed in zip(sorted(plane.fleet.instances), speeds, strict=True)
         ),
     )  # fmt: skip
 
@@ -60,10 +61,10 @@ async def _serve(pipe: Connection) -> None:
     plane = _fleet()
     async with Stagehouse(plane).open() as house:
         pipe.send(house.socket.getsockname()[1])
-        loop, frame = asyncio.get_running_loop(), 0
+        loop, frame, speeds = asyncio.get_running_loop(), 0, [10.0] * 64
         while not pipe.poll():
             frame += 1
-            plane.beat(_beat(plane, frame))
+            plane.beat(_beat(plane, frame, speeds))
             await asyncio.sleep(FRAME_S - loop.time() % FRAME_S)
 
 
@@ -78,7 +79,7 @@ async def _serve_bare(pipe: Connection) -> None:
 
     server = await asyncio.start_server(hello, "127.0.0.1", 0)
     pipe.send(server.sockets[0].getsockname()[1])
-    chunk = b"2000\r\n" + b"x" * 8192 + b"\r\n"
+    chunk = b"2000\r\n" + b"id: ".ljust(8192, b"x") + b"\r\n"
     while not pipe.poll():
         for writer in writers:
             writer.write(chunk)
@@ -99,12 +100,11 @@ class _Counting(asyncio.Protocol):
         self.size = self.frames = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(b"GET /live?from=x HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
+        cast("asyncio.Transport", transport).write(b"GET /live?from=x HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
 
     def data_received(self, data: bytes) -> None:
         self.size += len(data)
-        self.frames += data.count(b"id: ") or data.count(b"\r\n2000\r\n")
+        self.frames += data.count(b"id: ")
 
 
 def _cpu_s(pid: int) -> float:

@@ -5,7 +5,7 @@ update impossible: what is shown is always a function of the newest state.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import Final, Protocol
 
@@ -19,6 +19,7 @@ from web.live.sight import Sight
 from web.views.figures import slug
 from web.views.recent import Recent
 from web.views.scene import Scene, event_list, request_log, scene
+from web.views.slots import Held, layout
 
 _log = structlog.get_logger(__name__)
 
@@ -35,29 +36,43 @@ class Draw(Protocol):
 
 
 class Fragment(msgspec.Struct, frozen=True):
-    """`parent`: the list that contains it; when the list is drawn again, it is drawn with it."""
+    """Drawn again when `key` has changed; `parent`: the fragment that contains it, with which it is drawn as well."""
 
     template: str
     view: object
+    key: object
     parent: str = ""
 
 
 def fragments(shown: Scene) -> dict[str, Fragment]:
-    """What is drawn as it happens, by element id. Lists carry their keys only: they change when a member comes or goes."""
+    """What is drawn as it happens, by element id, as small as it changes: what contains others has a key without them."""
     found = {
-        "plane": Fragment("plane", shown.head),
-        "slots": Fragment("slots", tuple(d.device for d in shown.devices)),
-        "pools": Fragment("pools", tuple(p.node for p in shown.pools)),
-        "waiters": Fragment("waiters", shown.waiters),
-        "models": Fragment("models", tuple(m.model for m in shown.models)),
+        "plane": Fragment("plane", shown.head, shown.head),
+        "slots": Fragment("slots", shown.devices, tuple(d.device for d in shown.devices)),
+        "pools": Fragment("pools", shown.pools, tuple(p.node for p in shown.pools)),
+        "waiters": Fragment("waiters", shown.waiters, shown.waiters),
+        "models": Fragment("models", shown.models, tuple(m.model for m in shown.models)),
     }
     for device in shown.devices:
-        found[f"device-{slug(device.device)}"] = Fragment("device", device, "slots")
+        name = slug(device.device)
+        found[f"device-{name}"] = Fragment("device", device, layout(device), "slots")
+        found[f"bytes-{name}"] = Fragment("bytes", device, device.segments, f"device-{name}")
+        for run in device.runs:
+            if isinstance(run, Held):
+                found[f"grant-{run.grant}"] = Fragment("held", run, run, f"device-{name}")
     for pool in shown.pools:
-        found[f"pool-{slug(pool.node)}"] = Fragment("pool", pool, "pools")
+        found[f"pool-{slug(pool.node)}"] = Fragment("pool", pool, pool, "pools")
     for model in shown.models:
-        found[f"model-{slug(model.model)}"] = Fragment("model", model, "models")
+        found[f"model-{slug(model.model)}"] = Fragment("model", model, model, "models")
     return found
+
+
+def _contained(name: str, among: Mapping[str, Fragment], drawn: Collection[str]) -> bool:
+    """Whether something that contains the fragment is drawn."""
+    while (name := among[name].parent) != "":
+        if name in drawn:
+            return True
+    return False
 
 
 class Painter:
@@ -66,7 +81,7 @@ class Painter:
     def __init__(self, sight: Sight, hub: Hub, draw: Draw, recent: Recent | None = None) -> None:
         self.sight, self.hub, self.recent = sight, hub, recent or Recent()
         self._draw = draw
-        self._shown: dict[str, Fragment] = {}
+        self._shown: dict[str, object] = {}
         self._lists: dict[str, object] = {}
         self._lists_at = 0.0
         self._changed = asyncio.Event()
@@ -107,19 +122,16 @@ class Painter:
         self._synced = self.sight.synced
         shown = self.scene()
         wanted = fragments(shown)
-        changed = {name for name, fragment in wanted.items() if self._shown.get(name) != fragment}
-        pieces = {name: self._piece(name, wanted[name], shown) for name in changed if wanted[name].parent not in changed}
+        changed = {name for name, fragment in wanted.items() if self._shown.get(name) != fragment.key}
+        outermost = [name for name in changed if not _contained(name, wanted, changed)]
+        pieces = {name: partial(name, self._draw(wanted[name].template, wanted[name].view)) for name in outermost}
         late = self._paint_lists(pieces, all_lists)
-        gone = [name for name in self._shown if name not in wanted]
-        gone += [name for name in changed if name not in pieces]
-        self._shown = wanted
+        # what was drawn as a part of something larger has no piece of its own until it changes alone
+        gone = [name for name in self._shown if name not in wanted or _contained(name, wanted, changed)]
+        self._shown = {name: fragment.key for name, fragment in wanted.items()}
         if pieces or gone:
             self.hub.publish(pieces, gone)
         return late
-
-    def _piece(self, name: str, fragment: Fragment, shown: Scene) -> bytes:
-        lists: Mapping[str, object] = {"slots": shown.devices, "pools": shown.pools, "models": shown.models}
-        return partial(name, self._draw(fragment.template, lists.get(name, fragment.view)))
 
     def _paint_lists(self, pieces: dict[str, bytes], now: bool) -> bool:
         if not now and monotonic() - self._lists_at < LOG_S:

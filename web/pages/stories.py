@@ -29,7 +29,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def _story(request: Request[Any, Any, Any], events: Sequence[Recorded], before: int | None, **values: object) -> Response[str]:
-    shown: dict[str, Any] = {"tone": "", "words": "", "lead": "", "facts": (), "card": None, **values}
+    shown: dict[str, Any] = {"tone": "", "words": "", "lead": "", "facts": (), "card": None, "mark": "", **values}
     links = pages(request.url.path, events, before)
     return page(stage_of(request), "story.html", rows=[row(r) for r in events[:PAGE]], **links, **shown)
 
@@ -91,6 +91,7 @@ async def model_story(request: Request[Any, Any, Any], name: FromPath[str], befo
     if model is None:
         raise NotFoundException(f"There is no model {name}.")
     events = await stage.history.page_of_events(before=before, limit=PAGE + 1, stream=f"model:{model.model}")
+    mark = stage.hub.mark
     card = next((m for m in stage.painter.scene().models if m.model == model.model), None)
     facts = [
         Fact("source", model.spec.source), Fact("engine", model.spec.engine), Fact("revision", str(model.revision)),
@@ -107,7 +108,7 @@ async def model_story(request: Request[Any, Any, Any], name: FromPath[str], befo
             Fact("configuration", known.configuration, f"/events?stream=configuration:{known.configuration}"),
         ]  # fmt: skip
     facts += [Fact("instance", i, f"/instances/{i}") for i in (card.instances if card else ())]
-    return _story(request, events, before, title=model.model, facts=facts, card=card, here="")
+    return _story(request, events, before, title=model.model, facts=facts, card=card, mark=mark, here="")
 
 
 def _idle(limit_ms: int | None) -> str:

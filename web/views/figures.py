@@ -25,8 +25,8 @@ def span(value_ms: float | None) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds) // 60
     if minutes < 60:
-        return f"{minutes} min {round(seconds) % 60} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return f"{minutes} min {rest} s" if (rest := round(seconds) % 60) else f"{minutes} min"
+    return f"{minutes // 60} h {rest} min" if (rest := minutes % 60) else f"{minutes // 60} h"
 
 
 def count(value: int | None) -> str:

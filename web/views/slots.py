@@ -141,3 +141,9 @@ def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held:
 def described(view: DeviceView) -> str:
     """The bar of bytes as a sentence."""
     return f"Bytes on {view.name}: " + ", ".join(f"{s.words} {size(s.size_bytes)}" for s in view.segments)
+
+
+def layout(view: DeviceView) -> object:
+    """What decides how a device's cells lie; who holds a run, and how full the device is, is drawn by itself."""
+    runs = tuple(r.grant if isinstance(r, Held) else (r.offset, r.cells) for r in view.runs)
+    return (view.name, view.node, view.kind, view.size_bytes, view.silent, view.granted_cells, runs)

@@ -36,11 +36,24 @@ def test_only_what_changed_is_drawn() -> None:
     plane, painter, drawn = stage()
     plane.beat(measured(plane, done=200 << 20))
     painter.paint()
-    assert sorted(drawn) == ["device", "model"]
+    assert sorted(drawn) == ["held", "model"]
     drawn.clear()
     plane.emit(ModelCleared(model="sql-coder"))
     painter.paint()
     assert sorted(drawn) == ["model", "plane"]
+
+
+def test_a_run_that_is_granted_is_drawn_with_its_device_and_later_alone() -> None:
+    plane, painter, drawn = stage()
+    plane.instance("ins_new", "cfg_c4")
+    number = plane.climb("ins_new", "sql-coder", "dev-n1-cpu0", 4, 4)
+    painter.paint()
+    assert sorted(drawn) == ["device", "model", "plane"]
+    drawn.clear()
+    plane.up("ins_new", weight_set="ws_1")
+    painter.paint()
+    assert sorted(drawn) == ["bytes", "held", "model", "plane"]
+    assert b'<hx-partial id="grant-%d"' % (number - 1) in painter.hub.frame(painter.hub.seq - 1)
 
 
 def test_a_list_is_drawn_whole_when_a_member_goes_and_its_members_are_forgotten() -> None:
@@ -88,7 +101,7 @@ async def test_it_paints_by_itself_only_while_somebody_looks() -> None:
         async with asyncio.timeout(2):
             frame = await painter.hub.next(reader)
         assert frame is not None
-        assert b"device-dev-n1-cpu0" in frame
+        assert b'<hx-partial id="grant-' in frame
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
