@@ -1,6 +1,7 @@
 """What the web process is made of; routes find it as `app.state.services`."""
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -74,7 +75,8 @@ class Services:
         frontends = Frontends(plane.node_token)
         gateway = Gateway(bus, view, frontends)
         history = History(plane.postgres_url)
-        site = Site(url=f"http://{plane.web_host}:{plane.web_port}")
+        token = shlex.quote(str(Path(plane.data) / "secrets" / "admin-token"))
+        site = Site(url=f"http://{plane.web_host}:{plane.web_port}", token=f"$(cat {token})")
         return Services(
             plane=plane, bus=bus, view=view, frontends=frontends, gateway=gateway, operator=Operator(bus),
             keyring=Keyring(plane.postgres_url), sessions=Sessions(plane.cookie_key), health=Health(bus, view, gateway),
