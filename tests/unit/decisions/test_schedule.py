@@ -81,11 +81,21 @@ def test_the_requests_that_paid_for_a_load_are_served_before_it_can_be_evicted()
     evict(story, "a").report_up("b").then("InstanceUp", ("RequestRouted", {"request": "req_2"}))
 
 
-def test_a_lease_outlasts_an_interruption() -> None:  # C04
+def test_a_lease_outlasts_an_interruption_even_past_the_bound() -> None:  # C04
     story = with_models(plane(), spec("a"), spec("b")).given(admit("req_1", "a")).given(admit("req_2", "b")).report_up("a")
-    story.when(Interrupt(request="req_1", attempt=1, sent_chars=0, code="frontend_lost", message="gone"))
+    story.when(lost("req_1"), after_ms=BOUND_MS + 1)
     story.then("RequestInterrupted", ("RequestQueued", {"request": "req_1", "code": "reopened"}))
     story.when(Tick(), after_ms=2_000).then(("RequestRouted", {"request": "req_1", "attempt": 2}))
+
+
+def test_an_interrupted_request_keeps_its_instance_until_it_is_tried_again() -> None:
+    story = one_place("a", "b").given(admit("req_1", "a")).given(admit("req_2", "b"))
+    story.when(lost("req_1")).then("RequestInterrupted", ("RequestQueued", {"code": "reopened"}))
+    story.when(Tick(), after_ms=2_000).then(("RequestRouted", {"request": "req_1", "attempt": 2}))
+
+
+def lost(request: str) -> Interrupt:
+    return Interrupt(request=request, attempt=1, sent_chars=0, code="frontend_lost", message="gone")
 
 
 def test_a_loading_instance_is_not_a_victim() -> None:  # C05
@@ -138,6 +148,24 @@ def test_a_later_waiter_goes_ahead_only_where_it_does_not_delay_the_head() -> No
     directed = [e for e in story.find(InstanceDirected) if e.code == "evicted"]
     devices = {e.victim_of: story.fleet.instances[e.instance].device for e in directed}
     assert devices["whole"] != devices["late"]
+
+
+def test_a_free_place_that_the_head_needs_is_not_taken_by_a_later_one() -> None:
+    story = with_models(plane(), spec("half", size=DEVICE // 2), spec("whole"), spec("late", size=DEVICE // 2))
+    story.bring_up("half").given(admit("req_h", "half"))
+    story.when(admit("req_w", "whole")).then("RequestAccepted", ("RequestQueued", {"code": "slot_busy"}))
+    story.when(admit("req_l", "late")).then("RequestAccepted", ("RequestQueued", {"code": "behind"}))
+
+
+def test_the_fewest_leave_even_if_they_were_used_last() -> None:
+    quarter, half = DEVICE // 4, DEVICE // 2
+    models = spec("q1", size=quarter), spec("q2", size=quarter), spec("h", size=half), spec("new", size=half)
+    story = with_models(plane(), *models)
+    for name in ("q1", "q2", "h"):
+        story.now += 10
+        story.bring_up(name)
+    story.when(admit("req_1", "new")).then("RequestAccepted", ("InstanceDirected", {"code": "evicted"}), "RequestQueued")
+    assert story.fleet.instances[story.find(InstanceDirected)[-1].instance].model == "h"
 
 
 def test_warm_models_are_used_past_the_head_until_its_bound() -> None:
