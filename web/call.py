@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from controlplane import ids
-from controlplane.answer import Answer, Queued, Routed
+from controlplane.answer import Answer, Done, Queued, Routed
 from controlplane.commands import Admit, End, Interrupt
 from controlplane.envelope import Recorded
 from controlplane.events import RequestCancelled, RequestFailed, RequestFinished, RequestQueued, RequestRouted
@@ -39,6 +39,8 @@ class Call:
         self.request = ids.new(ids.REQUEST)
         self._gateway, self._ask = gateway, ask
         self._attempt: Attempt | None = None
+        self._tried = 0
+        """Number of the last attempt."""
         self._ended = False
         self._stop: ApiError | None = None
         self._scope: asyncio.Timeout | None = None
@@ -89,6 +91,7 @@ class Call:
         answer = await self._admit()
         while True:
             routed = answer if isinstance(answer, Routed) else await self._wait(answer, watch, sink)
+            self._tried = routed.attempt
             self._attempt = Attempt(self._gateway.frontends, routed, self._ask, partial(self._endpoint, routed.instance))
             try:
                 finish = await self._attempt.run(sink)
@@ -134,12 +137,10 @@ class Call:
                 case Request():
                     if (routed := self._routed_now(item)) is not None:
                         return routed
-                case Recorded(position=position) if position <= answer.position:
-                    continue
-                case Recorded(event=RequestQueued() as queued):
+                case Recorded(event=RequestQueued() as queued) if item.position > answer.position:
                     reason, place = queued.reason, queued.place
                     await sink.waiting(reason, place)
-                case Recorded(event=RequestRouted() as event):
+                case Recorded(event=RequestRouted() as event) if event.attempt > self._tried:
                     return Routed(
                         position=item.position, request=event.request, instance=event.instance, node=event.runs_on,
                         endpoint=event.endpoint, grant=event.grant, attempt=event.attempt, model=event.model,
@@ -155,7 +156,7 @@ class Call:
         """Where a state (not an event) says that the request runs."""
         fleet = self._gateway.view.fleet
         instance = fleet.instances.get(known.instance or "")
-        if instance is None or instance.endpoint is None or known.grant is None:
+        if instance is None or instance.endpoint is None or known.grant is None or known.attempts <= self._tried:
             return None
         return Routed(
             position=fleet.position, request=known.request, instance=instance.instance, node=instance.node,
@@ -173,10 +174,12 @@ class Call:
         except Refused as refused:
             self._ended = self._ended or refused.code is Code.REQUEST_UNKNOWN
             raise ApiError.ended(lost.code, lost.message) from refused
-        if not isinstance(answer, Routed | Queued):
+        if isinstance(answer, Done) and (answer.position or self.request not in self._gateway.view.fleet.requests):
             self._ended = True  # the decider has failed it
             raise ApiError.ended(lost.code, lost.message)
         sink.restarted()
+        if isinstance(answer, Done):  # the decider knew already, and has queued it by itself
+            return Queued(position=0, request=self.request, code=lost.code, reason=lost.message, place=1)
         return answer
 
     def _end(

@@ -74,7 +74,7 @@ class Gateway:
                     self._sweep()
                     await asyncio.sleep(BEAT_S)
                 _log.warning("gateway_was_closed", gateway=self.gateway)
-                self.opened.clear()
+                self.opened.clear()  # the next one gets a new id: a closed gateway's stream has ended
 
     async def _beat(self) -> None:
         while True:
@@ -85,12 +85,12 @@ class Gateway:
         async with self._opening:
             if self.opened.is_set():
                 return
-            if self._opened_at:
-                self.gateway = ids.new(ids.GATEWAY)
-                self.ends.actor = self.actor
-            order = self._order(OpenGateway(gateway=self.gateway, host=socket.gethostname(), pid=os.getpid()))
+            fresh = ids.new(ids.GATEWAY) if self._opened_at else self.gateway
+            order = self._order(OpenGateway(gateway=fresh, host=socket.gethostname(), pid=os.getpid()))
             answered = await self._insist(order, None)
             self._opened_at = max(answered.position, 1)
+            self.gateway = fresh
+            self.ends.actor = self.actor
             self.opened.set()
 
     def _known(self) -> bool:
@@ -114,12 +114,14 @@ class Gateway:
         """
         if not self.opened.is_set():
             raise Refused(Code.UNAVAILABLE, "this gateway is not admitted by the decider yet; try again", retry_after_ms=1000)
+        asked = self.gateway
         try:
-            return await self.bus.command(COMMAND_GATEWAY, self._order(make(self.gateway)), timeout_s=ADMIT_S)
+            return await self.bus.command(COMMAND_GATEWAY, self._order(make(asked)), timeout_s=ADMIT_S)
         except Refused as refused:
             if refused.code is not Code.GATEWAY_UNKNOWN:
                 raise
-        self.opened.clear()
+        if self.gateway == asked:  # nobody else has opened it again meanwhile
+            self.opened.clear()
         async with asyncio.timeout(ADMIT_S):
             await self._open()
         return await self.bus.command(COMMAND_GATEWAY, self._order(make(self.gateway)), timeout_s=ADMIT_S)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from litestar import Request, Response, get, post
 from litestar.datastructures import Cookie
-from litestar.params import Parameter
+from litestar.params import QueryParameter
 
 from web.auth import session_value
 from web.errors import ApiError
@@ -26,7 +26,7 @@ or give an API token.</p>
 
 @get("/login", include_in_schema=False)
 async def login(
-    request: Request[Any, Any, Any], code: Annotated[str | None, Parameter(max_length=200)] = None
+    request: Request[Any, Any, Any], code: Annotated[str | None, QueryParameter(max_length=200)] = None
 ) -> Response[bytes]:
     """With a code from a login link: a session. Without: a form."""
     if code is None:

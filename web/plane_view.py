@@ -94,6 +94,7 @@ class PlaneView:
 
     async def run(self) -> None:
         """Follow for ever."""
+        said = ""
         beats = await self._bus.nc.subscribe(BEATS, cb=self._beat)
         try:
             while True:
@@ -103,7 +104,9 @@ class PlaneView:
                     _log.warning("view_restarts", reason=str(error), position=self.fleet.position)
                     self._loaded = False
                 except Refused as refused:
-                    _log.info("view_waits", reason=refused.message, position=self.fleet.position)
+                    if refused.message != said:
+                        said = refused.message
+                        _log.info("view_waits", reason=said, position=self.fleet.position)
                 except Exception:
                     _log.exception("view_restarts", position=self.fleet.position)
                     self._loaded = False

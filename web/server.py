@@ -6,7 +6,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,8 +35,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(plane: Plane, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises OSError when the address is taken."""
+async def serve(plane: Plane, stop: asyncio.Event, started: Callable[[Services, int], None] = lambda _, __: None) -> None:
+    """Serve until `stop`; `started` hears the port. Raises OSError when the address is taken."""
     listener = _listen(plane.web_host, plane.web_port)
     services = Services.make(plane)
     app = create_app(services)
@@ -52,6 +52,7 @@ async def serve(plane: Plane, stop: asyncio.Event) -> None:
             async with app.lifespan(), services.running():
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 _log.info("web_serves", address="{}:{}".format(*listener.getsockname()[:2]))
+                started(services, listener.getsockname()[1])
                 stopped = asyncio.create_task(stop.wait())
                 await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()

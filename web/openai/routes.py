@@ -7,6 +7,7 @@ import msgspec
 from litestar import Request, Response, Router, get, post
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from litestar.openapi.spec.enums import OpenAPIType
+from litestar.params import FromPath
 
 from controlplane.fleet import Fleet, Model
 from web.openai import bodies
@@ -66,7 +67,7 @@ async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get("/models/{model:str}", summary="One model, by name or alias")
-async def model(request: Request[Any, Any, Any], model: str) -> Response[bytes]:
+async def model(request: Request[Any, Any, Any], model: FromPath[str]) -> Response[bytes]:
     fleet = _services(request).view.fleet
     known = fleet.resolve(model)
     if known is None or known.retired:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from litestar import Request, Response, delete, post, put
-from litestar.params import Body, Parameter
+from litestar.params import Body, FromPath, HeaderParameter
 
 from controlplane.commands import AnyCommand, Load, RegisterModel, RetireModel, Retry, ReviseModel, Sleep, Stop
 from controlplane.settings import spec_from_fields
@@ -13,7 +13,7 @@ from web.rest.asking import Accepted, Changed, answered, command
 
 Ask = Request[Any, Any, Any]
 Outcome = Response[Changed | Accepted]
-Key = Annotated[str | None, Parameter(header="Idempotency-Key", max_length=255, description="Makes a repeated call harmless")]
+Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", max_length=255, description="Makes a repeat harmless")]
 Fields = Annotated[dict[str, Any], Body(description="The fields of a `[[model]]` table of the settings file")]
 
 
@@ -23,7 +23,7 @@ async def register(request: Ask, data: Fields, key: Key = None) -> Outcome:
 
 
 @put("/models/{name:str}", status_code=202, summary="Revise a model: the whole spec as it shall be")
-async def revise(request: Ask, name: str, data: Fields, key: Key = None) -> Outcome:
+async def revise(request: Ask, name: FromPath[str], data: Fields, key: Key = None) -> Outcome:
     fields: Mapping[str, object] = {"name": name, **data}
     if fields["name"] != name:
         message = f"'name' is {str(fields['name'])[:100]!r} in the body and {name[:100]!r} in the path"
@@ -32,27 +32,27 @@ async def revise(request: Ask, name: str, data: Fields, key: Key = None) -> Outc
 
 
 @delete("/models/{name:str}", status_code=202, summary="Retire a model: no new requests, running ones finish")
-async def retire(request: Ask, name: str, key: Key = None) -> Outcome:
+async def retire(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return answered(await command(request, RetireModel(model=name)))
 
 
 @post("/models/{name:str}/load", status_code=202, summary="Bring a model up")
-async def load(request: Ask, name: str, key: Key = None) -> Outcome:
+async def load(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return await _operate(request, Load(model=name))
 
 
 @post("/models/{name:str}/sleep", status_code=202, summary="Take a model's instances to sleep: the skeleton stays")
-async def sleep(request: Ask, name: str, key: Key = None) -> Outcome:
+async def sleep(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return await _operate(request, Sleep(model=name))
 
 
 @post("/models/{name:str}/stop", status_code=202, summary="End the processes of a model's instances")
-async def stop(request: Ask, name: str, key: Key = None) -> Outcome:
+async def stop(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return await _operate(request, Stop(model=name))
 
 
 @post("/models/{name:str}/retry", status_code=202, summary="End a model's back-off or rejection and try again")
-async def retry(request: Ask, name: str, key: Key = None) -> Outcome:
+async def retry(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return await _operate(request, Retry(model=name))
 
 

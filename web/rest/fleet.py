@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from litestar import Request, get
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter
 
 from web.errors import ApiError
 from web.rest import portray, shapes
 from web.rest.asking import fleet_after, services_of
 
 T = TypeVar("T")
-Position = Annotated[int | None, Parameter(ge=0, le=2**62, description="Wait until the view holds this event")]
+Position = Annotated[int | None, QueryParameter(ge=0, le=2**62, description="Wait until the view holds this event")]
 Ask = Request[Any, Any, Any]
 
 
@@ -22,7 +22,7 @@ async def nodes(request: Ask, after: Position = None) -> list[shapes.NodeView]:
 
 
 @get("/nodes/{name:str}")
-async def node(request: Ask, name: str, after: Position = None) -> shapes.NodeView:
+async def node(request: Ask, name: FromPath[str], after: Position = None) -> shapes.NodeView:
     services = services_of(request)
     fleet = await fleet_after(services, after)
     return _one((n for n in portray.nodes(fleet, services.view.beats) if n.node == name), "node", name)
@@ -35,7 +35,7 @@ async def devices(request: Ask, after: Position = None) -> list[shapes.DeviceVie
 
 
 @get("/devices/{name:str}", description="By UUID or by name.")
-async def device(request: Ask, name: str, after: Position = None) -> shapes.DeviceView:
+async def device(request: Ask, name: FromPath[str], after: Position = None) -> shapes.DeviceView:
     services = services_of(request)
     fleet = await fleet_after(services, after)
     return _one((d for d in portray.devices(fleet, services.view.beats) if name in (d.device, d.name)), "device", name)
@@ -48,7 +48,7 @@ async def models(request: Ask, after: Position = None) -> list[shapes.ModelView]
 
 
 @get("/models/{name:str}", description="By name or alias.")
-async def model(request: Ask, name: str, after: Position = None) -> shapes.ModelView:
+async def model(request: Ask, name: FromPath[str], after: Position = None) -> shapes.ModelView:
     services = services_of(request)
     fleet = await fleet_after(services, after)
     known = fleet.resolve(name)
@@ -64,7 +64,7 @@ async def instances(request: Ask, after: Position = None) -> list[shapes.Instanc
 
 
 @get("/instances/{name:str}")
-async def instance(request: Ask, name: str, after: Position = None) -> shapes.InstanceView:
+async def instance(request: Ask, name: FromPath[str], after: Position = None) -> shapes.InstanceView:
     services = services_of(request)
     fleet = await fleet_after(services, after)
     return _one((i for i in portray.instances(fleet, services.view.beats) if i.instance == name), "instance", name)
@@ -75,11 +75,11 @@ async def weights(request: Ask, after: Position = None) -> list[shapes.WeightsVi
     return portray.weights(await fleet_after(services_of(request), after))
 
 
-def _one(found: Iterable[T], kind: str, name: str) -> T:
+def _one(found: Iterable[T], kind: str, name: FromPath[str]) -> T:
     for it in found:
         return it
     raise _unknown(kind, name)
 
 
-def _unknown(kind: str, name: str) -> ApiError:
+def _unknown(kind: str, name: FromPath[str]) -> ApiError:
     return ApiError(404, f"{kind}_unknown", f"there is no {kind} {name[:100]!r}", details={kind: name[:100]})

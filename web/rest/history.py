@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from litestar import Request, Response, get
-from litestar.params import Parameter
+from litestar.params import HeaderParameter, PathParameter, QueryParameter
 from litestar.response import Stream
 
 from controlplane.envelope import to_wire
@@ -14,7 +14,7 @@ from web.rest.following import feed
 from web.rest.operations import Limit
 
 Ask = Request[Any, Any, Any]
-Name = Annotated[str | None, Parameter(max_length=200)]
+Name = Annotated[str | None, QueryParameter(max_length=200)]
 
 
 @get("/events", description="In order from `after`; or with `before` (or nothing) the newest first.")
@@ -30,7 +30,7 @@ async def events(
 
 
 @get("/events/{position:int}")
-async def event(request: Ask, position: Annotated[int, Parameter(ge=1, le=2**62)]) -> Response[bytes]:
+async def event(request: Ask, position: Annotated[int, PathParameter(ge=1, le=2**62)]) -> Response[bytes]:
     found = await services_of(request).history.events_after(position - 1, limit=1)
     if not found or found[0].position != position:
         raise ApiError(404, "event_unknown", f"the log has no event {position} yet", details={"position": position})
@@ -40,7 +40,7 @@ async def event(request: Ask, position: Annotated[int, Parameter(ge=1, le=2**62)
 @get("/events/follow", description="Server-sent events: all after `after` (default: from now on), with positions as ids.")
 async def follow_events(
     request: Ask, *, after: Position = None, stream: Name = None, type: Name = None,
-    last: Annotated[int | None, Parameter(header="Last-Event-ID", ge=0, le=2**62)] = None,
+    last: Annotated[int | None, HeaderParameter(name="Last-Event-ID", ge=0, le=2**62)] = None,
 ) -> Stream:  # fmt: skip
     services = services_of(request)
     start = last if last is not None else after

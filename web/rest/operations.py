@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final
 
 from litestar import Request, get
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter
 
 from controlplane.envelope import Recorded
 from controlplane.events import OperationFailed, OperationRequested, OperationSucceeded
@@ -14,7 +14,7 @@ from web.rest.fleet import Position
 from web.services import Services
 
 Ask = Request[Any, Any, Any]
-Limit = Annotated[int, Parameter(ge=1, le=1000)]
+Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
 WAIT_MOST_S: Final = 60.0
 """Longest `?wait=`: below the idle limits of proxies."""
 ENDS: Final = ("OperationSucceeded", "OperationFailed")
@@ -34,8 +34,8 @@ async def operations(request: Ask, after: Position = None, limit: Limit = 100) -
 
 @get("/operations/{name:str}", description="`wait`: up to so many seconds for its end.")
 async def operation(
-    request: Ask, name: str, after: Position = None,
-    wait: Annotated[float, Parameter(ge=0, le=WAIT_MOST_S)] = 0,
+    request: Ask, name: FromPath[str], after: Position = None,
+    wait: Annotated[float, QueryParameter(ge=0, le=WAIT_MOST_S)] = 0,
 ) -> shapes.OperationView:  # fmt: skip
     services = services_of(request)
     fleet = await fleet_after(services, after)
@@ -50,7 +50,7 @@ async def operation(
     return await _past(services, name)
 
 
-async def _past(services: Services, name: str) -> shapes.OperationView:
+async def _past(services: Services, name: FromPath[str]) -> shapes.OperationView:
     events = await services.history.of_stream(f"operation:{name}")
     if not events:
         raise ApiError(404, "operation_unknown", f"there is no operation {name[:100]!r}", details={"operation": name[:100]})

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from litestar import Request, Response, delete, get
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter
 
 from controlplane.commands import CancelRequest
 from controlplane.envelope import Recorded
@@ -21,7 +21,8 @@ State = Literal["open", "finished", "failed", "cancelled"]
 @get("/requests", description="Newest first. Without `state`: open ones, then ended ones. `before`: a position of the log.")
 async def request_log(
     request: Ask, *, after: Position = None, before: Position = None, limit: Limit = 100,
-    model: Annotated[str | None, Parameter(max_length=100)] = None, standing: Annotated[State | None, Parameter(query="state")] = None,
+    model: Annotated[str | None, QueryParameter(max_length=100)] = None,
+    standing: Annotated[State | None, QueryParameter(name="state")] = None,
 ) -> list[shapes.RequestView]:  # fmt: skip
     services = services_of(request)
     fleet = await fleet_after(services, after)
@@ -37,7 +38,7 @@ async def request_log(
 
 
 @get("/requests/{name:str}")
-async def single_request(request: Ask, name: str, after: Position = None) -> shapes.RequestView:
+async def single_request(request: Ask, name: FromPath[str], after: Position = None) -> shapes.RequestView:
     services = services_of(request)
     fleet = await fleet_after(services, after)
     known = fleet.requests.get(name)
@@ -50,7 +51,7 @@ async def single_request(request: Ask, name: str, after: Position = None) -> sha
 
 
 @delete("/requests/{name:str}", status_code=202, summary="Cancel a request, wherever it is")
-async def cancel_request(request: Ask, name: str) -> Response[Changed | Accepted]:
+async def cancel_request(request: Ask, name: FromPath[str]) -> Response[Changed | Accepted]:
     return answered(await command(request, CancelRequest(request=name)))
 
 
