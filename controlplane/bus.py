@@ -105,12 +105,18 @@ class Bus:
         if self.nc.is_connected:
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                 await self.nc.flush(1)
-        await self.nc.close()
+        try:
+            await self.nc.close()
+        except OSError as error:  # the client was just reconnecting
+            log.info("bus_close_failed", bus=self.name, error=repr(error))
+        self.closed.set()
 
     async def _ask(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         await self.connected(timeout_s=timeout_s)
         try:
-            reply = await self.nc.request(subject, payload, timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                # Without a time limit of its own: the client's `wait_for` loses a cancellation that meets an answer (3.11).
+                reply = await self.nc.request(subject, payload, timeout=None)  # type: ignore[arg-type]
         except nats.errors.NoRespondersError as error:
             _unavailable("no decider is listening", error)
         except (nats.errors.Error, TimeoutError, OSError) as error:

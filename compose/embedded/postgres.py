@@ -76,7 +76,7 @@ class EmbeddedPostgres:
         log = self._log or cluster.home / "server.log"
         settings = dict(_SETTINGS, unix_socket_directories=str(cluster.run))
         if not self._durable:
-            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+            settings |= {"fsync": "off", "full_page_writes": "off"}  # survives a kill, not a power cut
         argv = [str(cluster.programs / "postgres"), "-D", str(cluster.data)]
         for name, value in settings.items():
             argv += ["-c", f"{name}={value}"]
