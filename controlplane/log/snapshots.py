@@ -92,6 +92,9 @@ class Snapshotter:
 
     async def run(self) -> None:
         """For ever. A snapshot that can't be stored is reported and tried again later: it is only a short cut."""
+        stored = await self._log.snapshots(EVOLVE_VERSION)
+        self._taken = stored[0].position if stored else 0
+        self.note(self._latest)  # a start that had to fold far is the last one that does
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._taken_at + EVERY_S - time.monotonic())):

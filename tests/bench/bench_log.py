@@ -2,8 +2,8 @@
 
     python -m tests.bench.bench_log [--seconds 5] [--only process nats fold start]
 
-`start` (left out by default: it fills the log for minutes) starts a decider on five million events. Servers are our own, on the disk under --directory,
-with fsync on. The commands are real admissions of a model that is up, decided by the real decisions.
+`start` (left out by default: it fills the log for minutes) starts a decider on five million events. Servers are our
+own, on the disk under --directory, with fsync on. The commands are real admissions of a model that is up.
 """
 
 import argparse

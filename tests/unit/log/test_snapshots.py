@@ -1,11 +1,13 @@
 """Snapshots are a short cut, never the truth."""
 
+import asyncio
+
 import msgspec
 import pytest
 
 from controlplane.events import GatewayOpened
-from controlplane.fleet import Fleet, fold
-from controlplane.log import MemoryLog, Snapshot
+from controlplane.fleet import EVOLVE_VERSION, Fleet, fold
+from controlplane.log import MemoryLog, Snapshot, snapshots
 from controlplane.log.snapshots import Snapshotter, restore, take, usable
 from tests.chronicle import Chronicle
 
@@ -82,5 +84,17 @@ async def test_one_is_taken_only_when_something_happened(log: Counting) -> None:
     assert await log.snapshots(fleet.position) == []
     snapshotter.note(await at(log, 30))
     await snapshotter.take()
-    [taken] = await log.snapshots(1)
+    [taken] = await log.snapshots(EVOLVE_VERSION)
     assert usable(taken) == await at(log, 30)
+
+
+async def test_a_start_that_had_to_fold_far_is_the_last_one_that_does(log: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "EVERY_EVENTS", 5)
+    running = asyncio.create_task(Snapshotter(log, await restore(log)).run())
+    async with asyncio.timeout(5):
+        while not await log.snapshots(EVOLVE_VERSION):
+            await asyncio.sleep(0.001)
+    running.cancel()
+    log.events_read = 0
+    await restore(log)
+    assert log.events_read == 0
