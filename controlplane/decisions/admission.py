@@ -7,7 +7,7 @@ from controlplane.decisions import endings, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import ATTEMPTS, INSPECTION_MS, QUEUE_LIMIT
 from controlplane.decisions.needs import cannot_fit, refusal_code
-from controlplane.decisions.schedule import advance, bound_passed, climbs, request_operation, route
+from controlplane.decisions.schedule import Wait, advance, bound_passed, climbs, request_operation, route
 from controlplane.events import RequestAccepted, RequestInterrupted, RequestQueued
 from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet
@@ -18,7 +18,8 @@ def admit(draft: Draft, command: Admit) -> None:
     """Accept a request, and route or queue it.
 
     1. A model that is `up` takes it at once, unless somebody has waited past the bound (then the planner decides).
-    2. What can't be served is refused. 3. It joins a climb under way. 4. The planner finds it a place, or says why it waits.
+    2. What can't be served is refused. 3. It joins those who wait for the model, or its
+       climb. 4. The planner finds it a place, or says why it waits.
     """
     fleet = draft.fleet
     if command.gateway not in fleet.gateways:
@@ -34,22 +35,39 @@ def admit(draft: Draft, command: Admit) -> None:
         return
     if instance is None:
         check_servable(fleet, model, draft.now)
-    if not command.wait:
-        raise Refused(Code.BUSY, f"{model.model} can't run at once, and the caller won't wait", retry_after_ms=1000)
+    busy = Refused(Code.BUSY, f"{model.model} can't run at once, and the caller won't wait", retry_after_ms=1000)
+    if not command.wait and instance is None:
+        raise busy
     if len(fleet.waiting.get(model.model, ())) >= QUEUE_LIMIT:
         message = f"{QUEUE_LIMIT} requests wait for {model.model} already; try again later"
         raise Refused(Code.QUEUE_FULL, message, retry_after_ms=5000, limit=QUEUE_LIMIT)
-    joined = standing.climbing(fleet, model) if instance is None else None
+    joined = _joined(fleet, model, up=instance is not None)
     _accept(draft, command, model)
-    if joined is None or past_bound:
+    if joined is None:
         advance(draft)
+        if not command.wait and draft.fleet.requests[command.request].instance is None:
+            raise busy  # the draft, and all that is in it, is dropped
         return
-    wait = climbs(fleet, joined, model)
+    if not command.wait:
+        raise busy
     place = sum(len(waiting) for waiting in draft.fleet.waiting.values())
     draft.emit(
-        RequestQueued(request=command.request, model=model.model, code=wait.code, reason=wait.reason, place=place),
+        RequestQueued(request=command.request, model=model.model, code=joined.code, reason=joined.reason, place=place),
         operation=request_operation(command.request),
     )
+
+
+def _joined(fleet: Fleet, model: Model, *, up: bool) -> Wait | None:
+    """What a newcomer waits for who changes nothing: those before it wait for that, or the model climbs anyway.
+
+    So a thousandth request costs what the second did. What time brings about is for the next tick.
+    """
+    waiting = fleet.waiting.get(model.model)
+    if waiting:
+        last = fleet.requests[waiting[-1]]
+        return Wait(last.code, last.reason) if last.code not in ("", "reopened") else None
+    climbing = None if up else standing.climbing(fleet, model)
+    return climbs(fleet, climbing, model) if climbing else None
 
 
 def _accept(draft: Draft, command: Admit, model: Model) -> None:

@@ -4,6 +4,8 @@ Both work alike: what is on its way out counts as promised, so nothing is sent a
 beyond that is sent away now, least recently used first; the climb waits until the room is there.
 """
 
+import msgspec
+
 from controlplane.decisions import standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import device_bytes, held_bytes
@@ -14,7 +16,14 @@ from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
 
-def on_device(draft: Draft, model: Model, plan: Plan, board: Board, operation: str | None) -> str | None:
+class Asked(msgspec.Struct, frozen=True):
+    """Under which operation, and whether whoever asks has waited past the bound."""
+
+    operation: str | None
+    overdue: bool
+
+
+def on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Asked) -> str | None:
     """None: the bytes are there. Else a sentence that says what has to leave first, and it has been told to."""
     fleet = draft.fleet
     device = fleet.devices[plan.slot.device]
@@ -31,13 +40,14 @@ def on_device(draft: Draft, model: Model, plan: Plan, board: Board, operation: s
     for sleeper in _sleepers(fleet, others, board):
         if missing <= 0:
             break
-        direct_away(draft, sleeper, Rung.COLD, model.model, operation)
+        direct_away(draft, sleeper, Rung.COLD, model.model, asked.operation)
         missing -= sleeper.bytes_used
         told += 1
-    if not going and not told and not (told := _evict(draft, others, missing, model.model, operation)):
+    if not going and not told and not (told := _evict(draft, others, missing, model.model, asked)):
         busy = [i for i in others if i.running or not i.directive_settled or i.leased_to]
         if not busy:
             return None  # nothing there could make room: the worker measures, and says so with both numbers
+        _bar(others, model.model, board, asked)
     return f"{model.model} needs {need} bytes of {device.name} ({device.size_bytes}); others there have to leave first"
 
 
@@ -46,14 +56,21 @@ def _sleepers(fleet: Fleet, others: list[Instance], board: Board) -> list[Instan
     return sorted(asleep, key=lambda i: (i.since_ms, i.instance))
 
 
-def _evict(draft: Draft, others: list[Instance], missing: int, victim_of: str, operation: str | None) -> int:
+def _bar(holders: list[Instance], model: str, board: Board, asked: Asked) -> None:
+    """Past the bound, the one that will be idle first gets no new requests. There is always one, so its turn comes."""
+    up = [i for i in holders if i.rung is Rung.UP and i.directive_settled]
+    if asked.overdue and up:
+        board.barred[min(up, key=lambda i: (i.running, i.idle_since_ms, i.instance)).instance] = model
+
+
+def _evict(draft: Draft, others: list[Instance], missing: int, victim_of: str, asked: Asked) -> int:
     """Send idle instances to sleep, least recently used first, until they free that much; how many were sent."""
     told = 0
     for instance in sorted(others, key=lambda i: (i.idle_since_ms, i.instance)):
         if missing <= 0:
             break
-        if standing.evictable(draft.fleet, instance):
-            direct_away(draft, instance, Rung.SLEEP, victim_of, operation)
+        if standing.evictable(draft.fleet, instance, overdue=asked.overdue):
+            direct_away(draft, instance, Rung.SLEEP, victim_of, asked.operation)
             missing -= instance.bytes_used
             told += 1
     return told
@@ -68,7 +85,7 @@ def direct_away(draft: Draft, instance: Instance, rung: Rung, victim_of: str, op
     )
 
 
-def in_pool(draft: Draft, model: Model, node: str, board: Board, operation: str | None) -> str | None:
+def in_pool(draft: Draft, model: Model, node: str, board: Board, asked: Asked) -> str | None:
     """Likewise for the model's weights in the node's pool."""
     fleet = draft.fleet
     assert model.facts is not None
@@ -90,13 +107,13 @@ def in_pool(draft: Draft, model: Model, node: str, board: Board, operation: str 
             break
         if not in_use(fleet, weights):
             event = WeightsDismissed(node=node, weight_set=weights.weight_set, code="room", need_bytes=need)
-            draft.emit(event, operation=operation)
+            draft.emit(event, operation=asked.operation)
             missing -= weights.size_bytes
             told += 1
     if missing > 0 and not told and not going:
         here = [i for i in fleet.instances.values() if i.node == node]
-        if not any(standing.leaving(i) for i in here):
-            _evict(draft, here, missing, model.model, operation)
+        if not any(standing.leaving(i) for i in here) and not _evict(draft, here, missing, model.model, asked):
+            _bar(here, model.model, board, asked)
     return f"{model.model} needs {need} bytes of the pool on {node} ({budget}); other weights have to leave first"
 
 

@@ -67,12 +67,20 @@ def request_operation(request: str) -> str:
     return ids.derived(ids.OPERATION, request)
 
 
+PLACELESS = ("slot_busy", "descending", "making_room", "behind")
+"""Codes of those who wait for somebody else's place; the others' way doesn't depend on who is served meanwhile."""
+
+
 def bound_passed(fleet: Fleet, now: int) -> bool:
-    """Whether anything has waited for so long that warm models may no longer be used past it without looking."""
+    """Whether anybody has waited for a place for so long that warm models may no longer be used past him without looking."""
     for waiting in fleet.waiting.values():
-        if now - fleet.requests[waiting[0]].accepted_ms > BOUND_MS:
+        first = fleet.requests[waiting[0]]
+        if now - first.accepted_ms > BOUND_MS and first.code in PLACELESS:
             return True
-    return bool(fleet.operations) and any(now - load.requested_ms > BOUND_MS for load in loads(fleet))
+    return bool(fleet.operations) and any(
+        now - load.requested_ms > BOUND_MS and standing.climbing(fleet, fleet.models[load.model or ""]) is None
+        for load in loads(fleet)
+    )
 
 
 def route(draft: Draft, request: Request, instance: Instance) -> None:
@@ -147,9 +155,10 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
 def _start(draft: Draft, want: Want, model: Model, found: Plan, board: Board) -> Wait:
     """The cells are free: start, once the bytes are there too."""
     node = draft.fleet.devices[found.slot.device].node
+    asked = room.Asked(want.operation, draft.now - want.since_ms > BOUND_MS)
     for lacking in (
-        None if found.grant else room.on_device(draft, model, found, board, want.operation),
-        room.in_pool(draft, model, node, board, want.operation),
+        None if found.grant else room.on_device(draft, model, found, board, asked),
+        room.in_pool(draft, model, node, board, asked),
     ):
         if lacking is not None:
             return Wait("making_room", lacking)

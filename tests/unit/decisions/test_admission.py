@@ -78,6 +78,16 @@ def test_a_caller_who_will_not_wait_is_refused_rather_than_queued() -> None:  # 
     story.when(admit("req_3", "a", wait=False)).then("RequestAccepted", "RequestRouted")
 
 
+def test_a_long_wait_elsewhere_does_not_make_an_unrelated_warm_model_busy() -> None:
+    half = DEVICE // 2
+    story = with_models(plane(), spec("a", size=half), spec("b", size=half), spec("c", size=half))
+    story.bring_up("a").bring_up("b").given(admit("req_a", "a"), after_ms=1)
+    story.given(admit("req_b1", "b")).given(admit("req_b2", "b"))
+    story.when(admit("req_c", "c")).then("RequestAccepted", ("RequestQueued", {"code": "slot_busy"}))
+    story.when(admit("req_x", "b", wait=False), after_ms=31_000).then("RequestAccepted", "RequestRouted")
+    story.when(admit("req_y", "a", wait=False)).then_refused(Code.BUSY)
+
+
 def test_the_queue_of_one_model_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "QUEUE_LIMIT", 3)
     story = with_models(plane(), spec("a"))

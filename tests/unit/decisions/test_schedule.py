@@ -238,6 +238,21 @@ def test_unused_weights_leave_a_full_pool_and_used_ones_stay() -> None:
     story.then("WeightsDropped", *CLIMB, ("RequestQueued", {"code": "climbing"}))
 
 
+def test_a_pool_full_of_weights_in_use_lets_the_head_in_once_its_bound_has_passed() -> None:
+    half = DEVICE // 2
+    story = with_models(plane(devices=2, pool_bytes=1_000), *(spec(n, size=half) for n in "abc"))
+    for name in "ab":
+        story.when(Load(model=name)).when(staged(name, half)).report_up(name)
+        story.given(admit(f"req_{name}1", name)).given(admit(f"req_{name}2", name))
+    story.when(admit("req_c", "c")).then("RequestAccepted", ("RequestQueued", {"code": "making_room"}))
+    story.when(done("req_b1"), after_ms=BOUND_MS + 1)
+    story.when(admit("req_b3", "b")).then("RequestAccepted", ("RequestQueued", {"code": "behind"}))
+    story.when(admit("req_a3", "a")).then("RequestAccepted", "RequestRouted")
+    story.when(done("req_b2")).then("RequestFinished", ("InstanceDirected", {"victim_of": "c"}), "RequestQueued")
+    evict(story, "b").then("InstanceSlept", "GrantReturned", ("WeightsDismissed", {"weight_set": "ws_b"}), "RequestQueued")
+    story.when(ReportDropped(node="n1", weight_set="ws_b", code="dismissed")).then("WeightsDropped", *CLIMB, "RequestQueued")
+
+
 def test_the_first_come_is_first_served_across_models() -> None:
     story = one_place("a", "b", "c").given(admit("req_a", "a"))
     story.when(admit("req_b", "b")).when(admit("req_c", "c")).when(admit("req_b2", "b"))
