@@ -19,7 +19,7 @@ from litestar.types import Message, Receive, Scope, Send
 
 from tests.staged import MIB, StagedPlane, busy, measured
 from web.auth import SECURITY
-from web.pages import Site, Stage, router, static
+from web.pages import History, Site, Stage, router, static
 
 
 @get("/login", include_in_schema=False)
@@ -35,11 +35,13 @@ async def logout() -> Redirect:
 class Stagehouse:
     """Attributes: plane, stage, app, url."""
 
-    def __init__(self, plane: StagedPlane, port: int = 0) -> None:
-        self.plane = plane
-        self.socket = socket.create_server(("127.0.0.1", port))
+    def __init__(self, plane: StagedPlane, port: int = 0, history: History | None = None) -> None:
+        self.plane, self._history = plane, history or plane
+        self.socket = socket.socket(proto=socket.IPPROTO_TCP)  # named, or asyncio leaves delays of 40 ms on
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self.stage = Stage(plane, plane, plane, Site(self.url))
+        self.stage = Stage(plane, self._history, plane, Site(self.url))
         self._app = Litestar([router, static, login, logout], state=State({"stage": self.stage}), openapi_config=None)
         self._state = self._app.state
         config = uvicorn.Config(
@@ -81,7 +83,7 @@ class Stagehouse:
 
     def restage(self) -> Stage:
         """Go on with a new stage, as a new web process would."""
-        self.stage = self._state["stage"] = Stage(self.plane, self.plane, self.plane, Site(self.url))
+        self.stage = self._state["stage"] = Stage(self.plane, self._history, self.plane, Site(self.url))
         self._running.append(asyncio.create_task(self.stage.run()))
         return self.stage
 
