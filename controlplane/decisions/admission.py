@@ -5,9 +5,10 @@ from difflib import get_close_matches
 from controlplane.commands import Admit, CancelRequest, EndRequests, Interrupt
 from controlplane.decisions import endings, standing
 from controlplane.decisions.draft import Draft
+from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import ATTEMPTS, INSPECTION_MS, QUEUE_LIMIT
 from controlplane.decisions.needs import cannot_fit, refusal_code
-from controlplane.decisions.schedule import Wait, advance, bound_passed, climbs, request_operation, route
+from controlplane.decisions.schedule import Wait, advance, bound_passed, climbs, route
 from controlplane.events import RequestAccepted, RequestInterrupted, RequestQueued
 from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet

@@ -2,10 +2,16 @@
 
 from typing import Any
 
+from controlplane import ids
 from controlplane.commands import End
 from controlplane.decisions.draft import Draft
 from controlplane.events import RequestCancelled, RequestFailed, RequestFinished
 from controlplane.fleet.members import Request
+
+
+def request_operation(request: str) -> str:
+    """The operation that ties together what is done for one request."""
+    return ids.derived(ids.OPERATION, request)
 
 
 def end(draft: Draft, request: Request, report: End) -> None:
@@ -13,20 +19,30 @@ def end(draft: Draft, request: Request, report: End) -> None:
     row = _row(draft, request, report.prompt_tokens, report.completion_tokens, report.first_token_at_ms)
     match report.outcome:
         case "finished":
-            draft.emit(RequestFinished(finish_reason=report.finish_reason or "stop", **row))
+            draft.emit(
+                RequestFinished(finish_reason=report.finish_reason or "stop", **row),
+                operation=request_operation(request.request),
+            )
         case "failed":
-            draft.emit(RequestFailed(code=report.code or "failed", message=report.message, **row))
+            draft.emit(
+                RequestFailed(code=report.code or "failed", message=report.message, **row),
+                operation=request_operation(request.request),
+            )
         case "cancelled":
-            draft.emit(RequestCancelled(by=report.by, phase=phase(request), **row))
+            draft.emit(
+                RequestCancelled(by=report.by, phase=phase(request), **row), operation=request_operation(request.request)
+            )
 
 
 def fail(draft: Draft, request: Request, code: str, message: str, *, prompt: int = 0, completion: int = 0) -> None:
     """`prompt`, `completion`: tokens."""
-    draft.emit(RequestFailed(code=code, message=message, **_row(draft, request, prompt, completion)))
+    row = _row(draft, request, prompt, completion)
+    draft.emit(RequestFailed(code=code, message=message, **row), operation=request_operation(request.request))
 
 
 def cancel(draft: Draft, request: Request, by: str) -> None:
-    draft.emit(RequestCancelled(by=by, phase=phase(request), **_row(draft, request)))
+    row = _row(draft, request)
+    draft.emit(RequestCancelled(by=by, phase=phase(request), **row), operation=request_operation(request.request))
 
 
 def fail_waiting(draft: Draft, model: str, code: str, message: str) -> None:

@@ -12,8 +12,9 @@ import msgspec
 from controlplane import ids
 from controlplane.decisions import room, standing
 from controlplane.decisions.draft import Draft
+from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import BOUND_MS, REOPENED_MS
-from controlplane.decisions.needs import cannot_fit
+from controlplane.decisions.needs import cannot_fit, wanted
 from controlplane.decisions.plan import Board, Plan, plan
 from controlplane.decisions.verdict import give_up, loads, reject, succeed
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
@@ -62,11 +63,6 @@ def wants(fleet: Fleet) -> list[Want]:
     return sorted(found.values(), key=lambda want: want.order)
 
 
-def request_operation(request: str) -> str:
-    """The operation that ties together what is done for one request."""
-    return ids.derived(ids.OPERATION, request)
-
-
 PLACELESS = ("slot_busy", "descending", "making_room", "behind")
 """Codes of those who wait for somebody else's place; the others' way doesn't depend on who is served meanwhile."""
 
@@ -91,7 +87,7 @@ def route(draft: Draft, request: Request, instance: Instance) -> None:
             request=request.request, model=request.model, instance=instance.instance, runs_on=instance.node,
             grant=instance.grant, endpoint=instance.endpoint, attempt=request.attempts + 1,
         ),
-        operation=instance.directive.operation if instance.directive and request.lease_on == instance.instance else None,
+        operation=request_operation(request.request),
     )  # fmt: skip
 
 
@@ -192,8 +188,8 @@ def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
 def _placeless(fleet: Fleet, model: Model) -> Wait:
     if not fleet.devices:
         return Wait("no_node", "no node has joined yet")
-    if not any(node.heard for node in fleet.nodes.values()):
-        return Wait("node_silent", "no node is heard from")
+    if not wanted(fleet, model):
+        return Wait("node_silent", f"no node that could hold {model.model} is heard from")
     return Wait("behind", f"every place that could hold {model.model} is needed by those who came before")
 
 
