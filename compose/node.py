@@ -20,6 +20,8 @@ _ROUND: Final = 64 << 20
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[PlaneDevice, ...]
     pool_bytes: int
+    deadlines: dict[str, float] = {}
+    """As in `Plane`."""
 
 
 def offer(settings: NodeSettings, directory: Directory) -> Offer:
@@ -38,4 +40,5 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
         PlaneDevice(device=directory.device_uuid(one.name), name=one.name, kind="cpu", size_bytes=one.size_bytes)
         for one in declared
     )
-    return Offer(devices=devices, pool_bytes=pool)
+    deadlines = {} if settings.drain_ms is None else {"drain": settings.drain_ms / 1000}
+    return Offer(devices=devices, pool_bytes=pool, deadlines=deadlines)

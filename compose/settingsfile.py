@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from compose.refusal import EnvironmentRefusal
 from controlplane.settings import Settings, read
 
 NAME: Final = "enginehouse.toml"
@@ -23,11 +24,15 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def choose(given: Path | None, data: Path, say: Callable[[str], None], *, demo: bool) -> Chosen:
-    """Return the demonstration's settings, those of the given file, or those of the one in `data`. Raises SettingsError."""
+    """Return the demonstration's settings, those of the given file, or those of the one in `data`. Raises
+    SettingsError or EnvironmentRefusal."""
     if demo:
-        from compose.demo import prepare  # noqa: PLC0415 (torch and transformers come with it)
+        from compose.demo import DemoFailed, prepare  # noqa: PLC0415 (nobody else needs what it imports)
 
-        path: Path | None = await prepare(data, say)
+        try:
+            path: Path | None = await prepare(data, say)
+        except DemoFailed as error:
+            raise EnvironmentRefusal("demo", str(error), "The models that are made already are kept.") from error
     else:
         path = given or (data / NAME if (data / NAME).exists() else None)
     if path is None:

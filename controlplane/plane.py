@@ -38,6 +38,8 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes: int = 0
     devices: tuple[PlaneDevice, ...] = ()
     settings_path: str | None = None
+    deadlines: dict[str, float] = {}
+    """Seconds, by name, of the worker's deadlines that the settings have changed."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from controlplane.modelfields import invalid, model_name, spec_from_fields, unknown
-from controlplane.quantities import size_bytes
+from controlplane.quantities import duration_ms, size_bytes
 from controlplane.refusal import Code, Refused
 from controlplane.spec import CELLS, ModelSpec
 
@@ -18,6 +18,7 @@ __all__ = ["DeviceSettings", "NodeSettings", "Settings", "SettingsError", "parse
 
 _DEVICE_LEAST: Final = 1 << 20
 """A cell of a smaller device would be less than 32 pages."""
+_NODE_KEYS: Final = ("pool_bytes", "devices", "drain")
 _FILE_LIMIT: Final = 1 << 20
 
 
@@ -33,6 +34,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     pool_bytes: int | None = None
     devices: tuple[DeviceSettings, ...] = ()
+    drain_ms: int | None = None
+    """How long requests may go on running on an engine that is to leave its device; then they are cut."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +118,8 @@ def _node(fields: object) -> NodeSettings:
     if not isinstance(fields, Mapping):
         raise invalid("node", "write [node], with one bracket, once")
     for key in fields:
-        if key not in {"pool_bytes", "devices"}:
-            raise unknown(key, ("pool_bytes", "devices"), "node.")
+        if key not in _NODE_KEYS:
+            raise unknown(key, _NODE_KEYS, "node.")
     pool = _size(fields["pool_bytes"], "node.pool_bytes") if "pool_bytes" in fields else None
     devices = fields.get("devices", [])
     if not isinstance(devices, list):
@@ -125,7 +128,17 @@ def _node(fields: object) -> NodeSettings:
     names = [device.name for device in found]
     if len(set(names)) < len(names):
         raise invalid("node.devices", f"{', '.join(names)}: two devices have one name")
-    return NodeSettings(pool_bytes=pool, devices=found)
+    return NodeSettings(pool_bytes=pool, devices=found, drain_ms=_drain(fields["drain"]) if "drain" in fields else None)
+
+
+def _drain(value: object) -> int:
+    try:
+        limit = duration_ms(value)
+    except ValueError as error:
+        raise invalid("node.drain", str(error)) from None
+    if limit is None:
+        raise invalid("node.drain", 'it needs an end: write a duration such as "30s"')
+    return limit
 
 
 def _device(fields: object) -> DeviceSettings:

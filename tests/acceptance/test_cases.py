@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -20,13 +20,14 @@ from controlplane.subjects import COMMAND_OPERATOR
 from tests.plane import PlaneUnderTest, fake, grants_overlap, is_up, running
 
 SETTINGS = (
-    '[node]\npool_bytes = "256MiB"\ndevices = [{ name = "cpu0", bytes = "64MiB" }]\n'
+    '[node]\npool_bytes = "256MiB"\ndrain = "1s"\ndevices = [{ name = "cpu0", bytes = "64MiB" }]\n'
     + fake("a")
     + fake("b")
     + fake("slow", load_ms=700, tokens_per_s=40)
     + fake("dozy", idle='{ sleep = "300ms", cold = "never" }', sleep_ms=150, context_tokens=5000)
     + fake("flaky", fail="start:2", context_tokens=5001)
     + fake("stuck", ignore_stop=True, tokens_per_s=20, context_tokens=5002)
+    + fake("hold", tokens_per_s=20, context_tokens=5003)
     + fake("big", weight_bytes=80 << 20)
 )
 LONG = "x" * 400
@@ -122,7 +123,8 @@ async def test_c14_what_can_never_fit_is_refused_with_both_numbers_and_moves_nob
     with pytest.raises(openai.BadRequestError) as caught:
         await narrow.chat("big")
     assert caught.value.code == "cannot_fit"
-    assert "MiB" in caught.value.message and "64" in caught.value.message
+    assert str(64 << 20) in caught.value.message, "what there is"
+    assert str((80 << 20) + (1 << 20) + (1 << 20)) in caught.value.message, "what it needs"
     assert await narrow.events("InstanceDirected", "RequestAccepted", after=before) == []
     assert is_up(next(iter((await narrow.fleet()).instances.values())), "a") or await narrow.serving("a")
 
@@ -130,54 +132,62 @@ async def test_c14_what_can_never_fit_is_refused_with_both_numbers_and_moves_nob
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("phase", ["queued", "climbing", "running"])
 async def test_c35_a_caller_that_goes_away_stops_the_work(narrow: PlaneUnderTest, phase: str, streamed: bool) -> None:
-    await _prepare(narrow, phase)
-    before = await narrow.head()
-    async with narrow.rest() as http, contextlib.AsyncExitStack() as stack:
-        holder = asyncio.create_task(narrow.chat("a")) if phase == "never" else None
+    async with _ready_for(narrow, phase), narrow.rest() as http:
+        before = await narrow.head()
         call = asyncio.create_task(http.post("/v1/chat/completions", json=asked(LONG, model="slow", stream=streamed)))
-        stack.callback(call.cancel)
         await _in_phase(narrow, phase, before)
         call.cancel()
-        await asyncio.gather(call, *([holder] if holder else []), return_exceptions=True)
-        began = time.monotonic()
-        (end,) = (await ended(narrow, before))[:1]
-        assert time.monotonic() - began < 3
-    assert end.type == "RequestCancelled"
-    event: Any = end.event
-    assert (event.by, event.phase) == ("caller", phase)
+        await asyncio.gather(call, return_exceptions=True)
+        end: Any = await _end_of_slow(narrow, before)
+    assert (type(end).__name__, getattr(end, "by", ""), getattr(end, "phase", "")) == ("RequestCancelled", "caller", phase)
+    assert end.completion_tokens < len(LONG), "the engine did not go on to the end"
     await settled(narrow)
 
 
 @pytest.mark.parametrize("phase", ["queued", "climbing", "running"])
 async def test_n27_a_request_is_cancelled_by_an_operator_wherever_it_is(narrow: PlaneUnderTest, phase: str) -> None:
-    await _prepare(narrow, phase)
-    before = await narrow.head()
-    async with narrow.rest() as http:
+    async with _ready_for(narrow, phase), narrow.rest() as http:
+        before = await narrow.head()
         call = asyncio.create_task(http.post("/v1/chat/completions", json=asked(LONG, model="slow")))
         await _in_phase(narrow, phase, before)
-        request: Any = next(e.event for e in await narrow.events("RequestAccepted", after=before) if e.event.model == "slow")  # type: ignore[union-attr]
-        assert (await http.delete(f"/api/requests/{request.request}")).status_code == 202
+        accepted: Any = (await narrow.events("RequestAccepted", after=before))[0].event
+        assert (await http.delete(f"/api/requests/{accepted.request}")).status_code == 202
         answer = await call
+        end: Any = await _end_of_slow(narrow, before)
     assert answer.status_code >= 400
     assert answer.json()["error"]["code"] == "cancelled"
-    end: Any = next(e.event for e in await ended(narrow, before) if e.event.request == request.request)  # type: ignore[union-attr]
-    assert (type(end).__name__, end.by, end.phase) == ("RequestCancelled", "operator", phase)
+    assert (type(end).__name__, getattr(end, "by", ""), getattr(end, "phase", "")) == ("RequestCancelled", "operator", phase)
     await settled(narrow)
 
 
-async def _prepare(plane: PlaneUnderTest, phase: str) -> None:
-    """Bring the plane to where a request for `slow` stays in that phase long enough to be met there."""
+@contextlib.asynccontextmanager
+async def _ready_for(plane: PlaneUnderTest, phase: str) -> AsyncIterator[None]:
+    """Bring the plane to where a request for `slow` will stay in that phase long enough to be met there."""
     await settled(plane)
-    match phase:
-        case "running":
-            await plane.chat("slow", "warm")
-        case "climbing":
-            await plane.chat("a")
-            assert plane.cli("stop", "slow").returncode == 0
-        case "queued":
-            assert plane.cli("load", "stuck").returncode == 0
-            plane.held = asyncio.create_task(plane.chat("stuck", "y" * 15))  # type: ignore[attr-defined]
-            await plane.until_fleet(lambda fleet: any(i.running for i in fleet.instances.values()), "the device is busy")
+    if phase == "running":
+        await plane.chat("slow", "warm")
+        yield
+        return
+    await plane.chat("hold")
+    assert plane.cli("stop", "slow").returncode == 0
+    if phase == "climbing":
+        yield
+        return
+    held = asyncio.create_task(plane.chat("hold", "y" * 500))
+    await plane.until_fleet(lambda fleet: any(i.running for i in fleet.instances.values()), "the device is busy")
+    yield
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+
+
+async def _end_of_slow(plane: PlaneUnderTest, after: int) -> Any:
+    """The event that ended the request for `slow`; within a few seconds of the word."""
+
+    async def found() -> Any:
+        events = await plane.events("RequestFinished", "RequestFailed", "RequestCancelled", after=after)
+        return next((one.event for one in events if getattr(one.event, "model", "") == "slow"), None)
+
+    return await plane.until(found, "the request ends", 5)
 
 
 async def _in_phase(plane: PlaneUnderTest, phase: str, after: int) -> None:

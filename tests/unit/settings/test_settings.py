@@ -36,6 +36,7 @@ source = "hf:org/name@0123456789abcdef0123456789abcdef01234567"
 def test_a_whole_file_is_read() -> None:
     settings = parse(GOOD)
     assert settings.node.pool_bytes == 2 << 30
+    assert parse('[node]\ndrain = "5s"').node.drain_ms == 5000
     assert [(d.name, d.size_bytes) for d in settings.node.devices] == [("cpu0", 1 << 30), ("cpu1", 1 << 20)]
     a, b = settings.models
     assert (a.name, a.engine, a.cells, a.aliases, a.note) == ("a", "fake", 4, ("alpha",), "random weights")
@@ -71,6 +72,7 @@ def test_digest_is_of_the_meaning() -> None:
         ('"2GiB"', '"2 gigs"', 4, "node.pool_bytes", "not a size"),
         ("bytes = 1048576", "bytes = 100", 5, "node.devices", "too few"),
         ('name = "cpu1"', 'name = "cpu0"', 5, "node.devices", "one name"),
+        ('pool_bytes = "2GiB"', 'drain = "never"', 4, "node.drain", "needs an end"),
         ("[node]", "[nodes]", 3, "nodes", "did you mean node?"),
         ('pool_bytes = "2GiB"', 'pool_byte = "2GiB"', 4, "node.pool_byte", "did you mean pool_bytes?"),
         ('aliases = ["alpha"]', 'aliases = "alpha"', 17, "aliases", "list"),
