@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from compose.child import ChildSpec
 from compose.readiness import answers
 from controlplane.plane import Plane
@@ -28,9 +30,13 @@ def specs(plane: Plane) -> list[ChildSpec]:
     return [
         _pool(plane, python),
         ChildSpec(name="decider", argv=(*python, "controlplane.decider", "--data", plane.data)),
-        ChildSpec(name="worker", argv=(*python, "worker.agent", "--data", plane.data)),
+        ChildSpec(name="worker", argv=(*python, "worker.agent", "--data", plane.data), environment=_deadlines(plane)),
         ChildSpec(name="web", argv=(*python, "web.server", "--data", plane.data), ready=web_ready, stop_s=WEB_STOP_S),
     ]
+
+
+def _deadlines(plane: Plane) -> dict[str, str]:
+    return {"ENGINEHOUSE_DEADLINES": msgspec.json.encode(plane.deadlines).decode()} if plane.deadlines else {}
 
 
 def _pool(plane: Plane, python: tuple[str, ...]) -> ChildSpec:
