@@ -26,6 +26,8 @@ _log = structlog.get_logger(__name__)
 BEAT_S: Final = 1.0
 ADMIT_S: Final = 4.0
 """An admission is one commit; a caller is better off with 503 and Retry-After than with a longer silence."""
+OPEN_S: Final = 1.0
+"""A caller waits so long for a gateway that is just opening (again)."""
 RETRY_S: Final = 0.2
 INTERRUPT_S: Final = 30.0
 """How long a request that lost its instance waits for a decider before its caller gets an error."""
@@ -113,7 +115,7 @@ class Gateway:
         After Refused(UNAVAILABLE) the request may have been accepted: end it.
         """
         if not self.opened.is_set():
-            raise Refused(Code.UNAVAILABLE, "this gateway is not admitted by the decider yet; try again", retry_after_ms=1000)
+            await self._until_open()
         asked = self.gateway
         try:
             return await self.bus.command(COMMAND_GATEWAY, self._order(make(asked)), timeout_s=ADMIT_S)
@@ -125,6 +127,13 @@ class Gateway:
         async with asyncio.timeout(ADMIT_S):
             await self._open()
         return await self.bus.command(COMMAND_GATEWAY, self._order(make(self.gateway)), timeout_s=ADMIT_S)
+
+    async def _until_open(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_S if self.bus.nc.is_connected else 0):
+                await self.opened.wait()
+                return
+        raise Refused(Code.UNAVAILABLE, "this gateway is not admitted by the decider yet; try again", retry_after_ms=1000)
 
     async def interrupt(self, lost: Interrupt) -> Answer:
         """Say that a running request lost its instance; insists for `INTERRUPT_S`. Raises Refused."""

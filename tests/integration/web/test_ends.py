@@ -25,6 +25,14 @@ async def dropped(house: House, reached: Any, **fields: Any) -> None:
         await until(lambda: not house.services.view.fleet.requests)
 
 
+async def warm(house: House) -> None:
+    """Model alpha is up, and nothing runs."""
+    await house.register("alpha")
+    await house.chat()
+    await house.settled("RequestFinished")
+    await until(lambda: not house.services.view.fleet.requests)
+
+
 async def _ask(house: House, **fields: Any) -> list[str]:
     async with house.client.stream("POST", "/v1/chat/completions", json={**BODY, **fields}) as response:
         return [line async for line in response.aiter_lines()]
@@ -43,8 +51,7 @@ async def test_a_caller_who_leaves_while_queued_is_cancelled(house: House, strea
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_caller_who_leaves_while_it_runs_stops_the_engine(house: House, stream: bool) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.gate.clear()
     await dropped(house, lambda: house.node.frontend.running, stream=stream)
     await house.settled("RequestFinished", "RequestCancelled")
@@ -70,8 +77,7 @@ async def test_one_of_ten_callers_of_a_load_leaves_and_nine_are_answered(house: 
 
 
 async def test_a_hundred_normal_ends_send_no_abort(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     await asyncio.gather(*(house.chat() for _ in range(100)))
     await house.settled(*["RequestFinished"] * 101)
     assert house.node.frontend.aborted == []
@@ -79,8 +85,7 @@ async def test_a_hundred_normal_ends_send_no_abort(house: House) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_operators_cancel_reaches_the_caller_and_the_engine(house: House, stream: bool) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.gate.clear()
     call = asyncio.create_task(_ask(house, stream=stream))
     await until(lambda: house.node.frontend.running)
@@ -121,8 +126,7 @@ async def test_a_cut_connection_is_taken_up_again_without_loss_or_repetition(hou
 
 
 async def test_a_frontend_that_comes_back_elsewhere_within_five_seconds_loses_nothing(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.gate.clear()
     call = asyncio.create_task(house.chat())
     await until(lambda: house.node.frontend.running)
@@ -134,8 +138,7 @@ async def test_a_frontend_that_comes_back_elsewhere_within_five_seconds_loses_no
 
 
 async def test_an_engine_that_dies_before_anything_was_sent_is_tried_once_more(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.fault = {"code": "engine_died", "message": "killed by signal 9"}
     call = asyncio.create_task(house.chat(stream=True))
     await until(lambda: len(house.node.frontend.generated) == 2)
@@ -147,8 +150,7 @@ async def test_an_engine_that_dies_before_anything_was_sent_is_tried_once_more(h
 
 
 async def test_an_engine_that_dies_amid_a_stream_is_an_error_for_it(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.fault = {"code": "engine_died", "message": "killed by signal 9"}
     house.node.script.fault_after = 1
     stream = await house.chat(stream=True)
@@ -160,8 +162,7 @@ async def test_an_engine_that_dies_amid_a_stream_is_an_error_for_it(house: House
 
 
 async def test_an_engine_that_dies_amid_an_answer_that_is_not_streamed_is_tried_once_more(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.fault = {"code": "engine_died", "message": "killed by signal 9"}
     house.node.script.fault_after = 2
     call = asyncio.create_task(house.chat())
@@ -173,8 +174,7 @@ async def test_an_engine_that_dies_amid_an_answer_that_is_not_streamed_is_tried_
 
 
 async def test_a_restarted_decider_ends_what_was_running_once(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.gate.clear()
     call = asyncio.create_task(house.chat(stream=True))
     await until(lambda: house.node.frontend.running)
@@ -193,8 +193,7 @@ async def test_a_restarted_decider_ends_what_was_running_once(house: House) -> N
 
 
 async def test_ends_wait_for_a_decider_and_are_not_lost(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.gate.clear()
     calls = [asyncio.create_task(house.chat()) for _ in range(5)]
     await until(lambda: house.node.frontend.running == 5)
@@ -208,8 +207,7 @@ async def test_ends_wait_for_a_decider_and_are_not_lost(house: House) -> None:
 
 
 async def test_a_stopping_web_process_tells_callers_and_ends_their_requests(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
+    await warm(house)
     house.node.script.gate.clear()
     streaming = asyncio.create_task(_ask(house, stream=True))
     waiting = asyncio.create_task(house.chat())
@@ -225,9 +223,7 @@ async def test_a_stopping_web_process_tells_callers_and_ends_their_requests(hous
 
 
 async def test_a_gateway_that_was_taken_for_dead_opens_again(house: House) -> None:
-    await house.register("alpha")
-    await house.chat()
-    await house.settled("RequestFinished")
+    await warm(house)
     before = house.services.gateway.gateway
     order = Order(id=ids.new(ids.COMMAND), actor=f"gateway:{before}", body=CloseGateway(gateway=before, code="stopped"))
     await house.bus.command(COMMAND_GATEWAY, order)
