@@ -5,6 +5,7 @@ update impossible: what is shown is always a function of the newest state.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import Final, Protocol
@@ -16,7 +17,9 @@ from controlplane.envelope import Recorded
 from web.live.frame import partial
 from web.live.hub import Hub
 from web.live.sight import Sight
+from web.plane_view import Resynced
 from web.views.figures import slug
+from web.views.plane import Link
 from web.views.recent import Recent
 from web.views.scene import Scene, event_list, request_log, scene
 from web.views.slots import Held, layout
@@ -27,6 +30,11 @@ FRAME_S: Final = 0.1
 """At most ten frames a second: faster than that nobody reads."""
 LOG_S: Final = 0.5
 """The request log and the event list are long; twice a second is as live as a list can be read."""
+
+
+LOOK_S: Final = 1.0
+SILENCE_S: Final = 3.0
+"""Nodes beat once a second; the desk calls one silent after as long."""
 
 
 class Draw(Protocol):
@@ -85,6 +93,7 @@ class Painter:
         self._lists: dict[str, object] = {}
         self._lists_at = 0.0
         self._changed = asyncio.Event()
+        self._heard_at = monotonic()
         self.resynced: Callable[[], None] | None = None
         """Called when events were skipped: whoever can read the log fills `recent` again."""
 
@@ -92,34 +101,39 @@ class Painter:
         """Take in a change of the sight. Quick: it only marks."""
         if isinstance(change, Recorded):
             self.recent.add(change)
-        elif self.resynced is not None and type(change).__name__ == "Resynced":
+        elif isinstance(change, Resynced) and self.resynced is not None:
             self.resynced()
+        self._heard_at = monotonic()
         self._changed.set()
 
+    @property
+    def link(self) -> Link:
+        if not self.sight.synced:
+            return Link.DISCONNECTED
+        lagging = self.sight.fleet.nodes and monotonic() - self._heard_at > SILENCE_S
+        return Link.LAGGING if lagging else Link.LIVE
+
     def scene(self) -> Scene:
-        return scene(self.sight.fleet, self.sight.beats, self.sight.synced, self.recent)
+        return scene(self.sight.fleet, self.sight.beats, self.link, self.recent)
 
     async def run(self) -> None:
         """Paint for ever, at most every `FRAME_S`, and only while somebody looks."""
         with self.sight.listening(self.noticed):
             while True:
                 await self.hub.watched()
-                await self._changed.wait()
+                with contextlib.suppress(TimeoutError):  # that nothing is heard is news as well
+                    async with asyncio.timeout(LOOK_S):
+                        await self._changed.wait()
                 self._changed.clear()
                 try:
-                    later = self.paint()
+                    if self.paint():
+                        self._changed.set()
                 except Exception:
                     _log.exception("live.paint", position=self.sight.fleet.position)
-                    later = False
                 await asyncio.sleep(FRAME_S)
-                if later or self.sight.synced != self._synced:
-                    self._changed.set()
-
-    _synced = False
 
     def paint(self, *, all_lists: bool = False) -> bool:
         """Publish what differs from the last frame, if anything does. True: a list was put off and is due soon."""
-        self._synced = self.sight.synced
         shown = self.scene()
         wanted = fragments(shown)
         changed = {name for name, fragment in wanted.items() if self._shown.get(name) != fragment.key}

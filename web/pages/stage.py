@@ -9,6 +9,7 @@ import structlog
 from controlplane import ids
 from controlplane.answer import Answer
 from controlplane.commands import AnyCommand, Load, Order, Retry, Sleep, Stop
+from controlplane.events import BY_NAME
 from controlplane.refusal import Code, Refused
 from controlplane.subjects import COMMAND_OPERATOR
 from web.live.hub import Hub
@@ -16,11 +17,12 @@ from web.live.painter import Painter
 from web.live.sight import Sight
 from web.pages.history import History
 from web.pages.templates import Site, Templates
-from web.views.recent import ENDED_KEPT, OTHERS_KEPT
+from web.views.recent import ENDED_KEPT, OTHERS_KEPT, REQUEST_EVENTS_KEPT
 
 _log = structlog.get_logger(__name__)
 
 VERBS: dict[str, type[Load | Sleep | Stop | Retry]] = {"load": Load, "sleep": Sleep, "stop": Stop, "retry": Retry}
+OTHER_TYPES = tuple(name for name, event in BY_NAME.items() if event.AGGREGATE != "request")
 
 
 class Commands(Protocol):
@@ -40,6 +42,7 @@ class Stage:
         self.painter.resynced = self._refill_soon
         self._commands = commands
         self._refilling: asyncio.Task[None] | None = None
+        self._stale = asyncio.Event()
 
     async def run(self) -> None:
         """Paint and beat until cancelled. Never fails for want of the log: what is recent fills in once it answers."""
@@ -63,22 +66,28 @@ class Stage:
         return await self._commands.command(COMMAND_OPERATOR, Order(id=ids.new(ids.COMMAND), actor=actor, body=body))
 
     def _refill_soon(self) -> None:
+        """Read the newest of the log again; asked for during a reading, once more after it."""
+        self._stale.set()
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.ensure_future(self._refill())
 
     async def _refill(self) -> None:
-        """Read the newest of the log, so that the lists are not empty after a start or a gap."""
-        for attempt in range(8):
+        """So that the lists are not empty after a start, and have no hole after a gap."""
+        attempt = 0
+        while self._stale.is_set():
+            self._stale.clear()
             try:
                 ended = await self.history.page_of_ended(before=None, limit=ENDED_KEPT)
-                newest = await self.history.page_of_events(before=None, limit=OTHERS_KEPT)
+                newest = await self.history.page_of_events(before=None, limit=REQUEST_EVENTS_KEPT)
+                others = await self.history.page_of_events(before=None, limit=OTHERS_KEPT, types=OTHER_TYPES)
             except (Refused, OSError, TimeoutError) as error:
                 _log.warning("live.history_away", reason=str(error), attempt=attempt)
+                self._stale.set()
                 await asyncio.sleep(min(2**attempt * 0.25, 10))
+                attempt += 1
                 continue
-            self.painter.recent.refill([*ended, *newest])
+            self.painter.recent.refill([*ended, *newest, *others])
             self.painter.noticed(None)
-            return
 
 
 def now_ms() -> int:

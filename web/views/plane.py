@@ -1,11 +1,21 @@
 """The head of every page: how this process stands to the log, and the nodes."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
 from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
+
+
+class Link(StrEnum):
+    """How this web process stands to the log."""
+
+    LIVE = "live"
+    LAGGING = "lagging"
+    """Connected, but even the nodes' beats have stopped coming."""
+    DISCONNECTED = "disconnected"
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -26,13 +36,16 @@ class PlaneHead(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
 
 
-def plane(fleet: Fleet, beats: Mapping[str, NodeBeat], synced: bool) -> PlaneHead:
-    if synced:
-        tone, words = "up", "live"
-    elif fleet.position:
-        tone, words = "failed", "disconnected from the log"
-    else:
-        tone, words = "climb", "connecting"
+def plane(fleet: Fleet, beats: Mapping[str, NodeBeat], link: Link) -> PlaneHead:
+    match link:
+        case Link.LIVE:
+            tone, words = "up", "live"
+        case Link.LAGGING:
+            tone, words = "climb", "lagging: nothing heard for seconds"
+        case Link.DISCONNECTED if fleet.position:
+            tone, words = "failed", "disconnected from the log"
+        case Link.DISCONNECTED:
+            tone, words = "climb", "connecting to the log"
     running = sum(request.instance is not None for request in fleet.requests.values())
     nodes = (
         NodeView(n.node, n.heard, n.version, beats[n.node].pool_ok if n.node in beats else True)

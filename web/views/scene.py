@@ -8,7 +8,7 @@ from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
 from web.views.events import EventRow
 from web.views.models import ModelRow, models
-from web.views.plane import PlaneHead, plane
+from web.views.plane import Link, PlaneHead, plane
 from web.views.pool import PoolView, pools
 from web.views.recent import Recent
 from web.views.requests import RequestRow, opened
@@ -33,10 +33,10 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelRow, ...]
 
 
-def scene(fleet: Fleet, beats: Mapping[str, NodeBeat], synced: bool, recent: Recent) -> Scene:
+def scene(fleet: Fleet, beats: Mapping[str, NodeBeat], link: Link, recent: Recent) -> Scene:
     """What is drawn as it happens."""
     return Scene(
-        head=plane(fleet, beats, synced), devices=devices(fleet, beats), pools=pools(fleet, beats), waiters=waiters(fleet),
+        head=plane(fleet, beats, link), devices=devices(fleet, beats), pools=pools(fleet, beats), waiters=waiters(fleet),
         models=models(fleet, beats, recent.failures),
     )  # fmt: skip
 

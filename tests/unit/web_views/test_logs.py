@@ -10,6 +10,7 @@ from controlplane.events import AnyEvent
 from tests.staged import StagedPlane, busy
 from web.views import figures
 from web.views.events import document, row
+from web.views.plane import Link
 from web.views.plane import plane as head
 from web.views.pool import pools
 from web.views.recent import ENDED_KEPT, OTHERS_KEPT, REQUEST_EVENTS_KEPT, Recent
@@ -136,10 +137,11 @@ def test_the_pool_tells_sets_sharers_and_sleepers() -> None:
 
 def test_the_head_says_how_the_page_stands_to_the_log() -> None:
     plane = busy(StagedPlane(NOW))
-    shown = head(plane.fleet, plane.beats, synced=True)
+    shown = head(plane.fleet, plane.beats, Link.LIVE)
     assert (shown.tone, shown.position, shown.epoch, shown.running, shown.waiting) == ("up", plane.fleet.position, 3, 2, 2)
-    assert head(plane.fleet, plane.beats, synced=False).words == "disconnected from the log"
-    assert head(StagedPlane(NOW).fleet, {}, synced=False).words == "connecting"
+    assert head(plane.fleet, plane.beats, Link.DISCONNECTED).words == "disconnected from the log"
+    assert head(plane.fleet, plane.beats, Link.LAGGING).words.startswith("lagging")
+    assert head(StagedPlane(NOW).fleet, {}, Link.DISCONNECTED).words == "connecting to the log"
 
 
 def test_figures_are_written_for_people() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from controlplane.events import ModelCleared, ModelRetired
 from tests.staged import StagedPlane, busy, measured
 from web.live.hub import Hub
@@ -105,3 +107,12 @@ async def test_it_paints_by_itself_only_while_somebody_looks() -> None:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_silence_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, painter, _ = stage()
+    assert painter.scene().head.words == "live"
+    monkeypatch.setattr("web.live.painter.SILENCE_S", 0.0)
+    assert painter.scene().head.words.startswith("lagging")
+    painter.sight.synced = False  # type: ignore[misc]
+    assert painter.scene().head.words == "disconnected from the log"
