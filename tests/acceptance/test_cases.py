@@ -224,7 +224,7 @@ async def test_c40_a_failure_has_a_back_off_and_a_retry_and_success_clears_it(na
 
 
 async def test_c41_an_engine_that_ignores_its_end_does_not_stay_stopping(narrow: PlaneUnderTest) -> None:
-    calls = [asyncio.create_task(narrow.chat("stuck", "z" * 10)) for _ in range(8)]
+    calls = [asyncio.create_task(narrow.chat("stuck", "z" * 10, max_tokens=60)) for _ in range(8)]
     instance = await narrow.serving("stuck")
     engine = narrow.part(instance.instance, "engine")
     async with narrow.rest() as http:
