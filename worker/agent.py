@@ -19,7 +19,7 @@ import msgspec
 from controlplane.bus import Bus
 from controlplane.fleet import Model
 from controlplane.logs import write_json_lines
-from controlplane.plane import FILE, Plane
+from controlplane.plane import Plane
 from controlplane.spec import ModelFacts
 from worker import sources
 from worker.deadlines import Deadlines
@@ -30,18 +30,14 @@ from worker.shelf import Prepare, ProgressCall
 LOCK_S: Final = 15.0
 """An earlier worker that was told to leave needs up to five seconds."""
 LOCK_RETRY_S: Final = 0.2
-
-
-class Overrides(msgspec.Struct, frozen=True):
-    """The worker's own part of plane.json."""
-
-    deadlines: Deadlines = Deadlines()
+DEADLINES: Final = "ENGINEHOUSE_DEADLINES"
+"""JSON with other deadlines than `deadlines.Deadlines` has, in seconds: `{"connect": 5}`. For tests, and for slow machines."""
 
 
 async def work(data: Path) -> None:
     """Be the worker of `data` until SIGTERM or SIGINT. Raises SystemExit when another one is."""
     plane = Plane.read(data)
-    own = msgspec.json.decode((data / FILE).read_bytes(), type=Overrides)
+    deadlines = msgspec.json.decode(os.environ.get(DEADLINES, "{}"), type=Deadlines)
     lock = await exclusive(data)
     await asyncio.to_thread(sources.sweep, data)
     ended = asyncio.Event()
@@ -50,7 +46,7 @@ async def work(data: Path) -> None:
     bus = await Bus.connect(plane, f"worker:{plane.node}")
     try:
         async with aiohttp.ClientSession() as session:
-            living = asyncio.create_task(Life(plane, bus, session, preparing(data), own.deadlines).run(), name="life")
+            living = asyncio.create_task(Life(plane, bus, session, preparing(data), deadlines).run(), name="life")
             waiting = asyncio.create_task(ended.wait())
             await asyncio.wait({living, waiting}, return_when=asyncio.FIRST_COMPLETED)
             for task in (living, waiting):

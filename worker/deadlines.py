@@ -7,8 +7,8 @@ from msgspec import Struct
 from worker.plan import StepName
 
 
-class Deadlines(Struct, frozen=True, kw_only=True):
-    """Seconds. `plane.json` may carry other values under `deadlines` (tests shorten them)."""
+class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds. The environment may carry others (`agent.DEADLINES`)."""
 
     prepare: float = 3600.0
     """A first fetch over a slow line; it can be abandoned at any moment, and shows its progress."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -57,9 +56,9 @@ class HolderLink:
 
         When another holder has the directory (an earlier worker started it), the new one steps back and that one answers.
         """
-        argv = [sys.executable, "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
+        argv = [sys.executable, "-P", "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
         argv += ["--linger-s", str(linger_s)] if linger_s is not None else []
-        started = processes.spawn(argv, log=self._directory.log("holder"), directory=Path(__file__).parent.parent)
+        started = processes.spawn(argv, log=self._directory.log("holder"), directory=self._directory.path.parent)
         try:
             async with asyncio.timeout(deadline_s):
                 while True:

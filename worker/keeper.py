@@ -76,7 +76,8 @@ class Keeper:
         wanted = self._wanted
         rung = wanted.directive.rung if wanted and wanted.directive else Rung.COLD
         if wanted is not None and rung is not Rung.COLD and (lost := self._lost(rung)) is not None:
-            await self._fail(wanted, "serve" if wanted.reached is Rung.UP else "watch", *lost)
+            busy = next((move.step.value for move in self._running), "serve" if wanted.reached is Rung.UP else "rest")
+            await self._fail(wanted, busy, *lost)
             return True
         moves = plan(wanted, self.local.seen)
         await self._give_up({move for move in self._running if move not in moves and move.step in ABANDONABLE})

@@ -33,6 +33,8 @@ class LocalInstance:
         self.seen = Observed()
         self.engine_state: State | None = None
         """The engine's last word."""
+        self.kv_bytes = 0
+        """What it said of its KV when it was last awake."""
         self.shelved: Shelved | None = None
         """The source that `seen.prepared` is about."""
         self.lost: tuple[str, str] | None = None
@@ -120,6 +122,8 @@ class LocalInstance:
     def take(self, state: State) -> None:
         """Believe the engine's word of itself (its memory is measured apart)."""
         self.engine_state = state
+        if state.awake:
+            self.kv_bytes = state.bytes_kv
         self.note(attached=state.attached, awake=state.awake)
 
     def watch(self, role: str, process: Process) -> None:

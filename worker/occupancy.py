@@ -70,7 +70,7 @@ async def attach(local: LocalInstance) -> int:
     command = Attach(pool_socket=local.site.plane.pool_socket, weight_set=local.seen.staged[1])
     local.note(verified=False)
     try:
-        state = await local.tell(command, local.site.deadlines.attach)
+        state = await _attached(local, command)
     except StepFailed as failure:
         if failure.code == "unknown_set" and local.restaged < RESTAGED:  # it left the pool after it was staged
             local.restaged += 1
@@ -86,6 +86,17 @@ async def attach(local: LocalInstance) -> int:
     local.take(state)
     local.restaged = 0
     return state.bytes_mapped
+
+
+async def _attached(local: LocalInstance, command: Attach) -> State:
+    ends = asyncio.get_running_loop().time() + local.site.deadlines.attach * 0.9
+    while True:
+        try:
+            return await local.tell(command, local.site.deadlines.attach)
+        except StepFailed as failure:
+            if failure.code != "pool" or asyncio.get_running_loop().time() > ends:
+                raise
+        await asyncio.sleep(RETRY_S)  # the daemon is away; the next one adopts its sets
 
 
 async def wake(local: LocalInstance, goal: Goal, wanted: Wanted) -> None:
@@ -160,12 +171,11 @@ async def detach(local: LocalInstance) -> None:
 async def verify(local: LocalInstance) -> None:
     """See that the memory is free, waiting for what is given back late. Raises StepFailed (`memory_kept`, with the numbers)."""
     skeleton = local.record.skeleton_bytes
-    before = local.engine_state
     ends = asyncio.get_running_loop().time() + local.site.deadlines.verify * 0.9
     while True:
         state = await local.tell(Health(), local.site.deadlines.attach)
         left = await asyncio.to_thread(mapped, _pid(local), local.site.data)
-        fault = _kept(state, left, skeleton, before)
+        fault = _kept(state, left, skeleton, local.kv_bytes)
         if fault is None:
             local.take(state)
             local.note(verified=True)
@@ -175,12 +185,11 @@ async def verify(local: LocalInstance) -> None:
         await asyncio.sleep(RETRY_S)
 
 
-def _kept(state: State, left: int, skeleton: int, before: State | None) -> str | None:
+def _kept(state: State, left: int, skeleton: int, kv: int) -> str | None:
     if state.attached is not None or state.bytes_mapped or left:
         return f"the engine still maps {state.attached}: {state.bytes_mapped} bytes by its own word, {left} by the kernel's"
     if state.awake or state.bytes_kv:
         return f"the engine still has {state.bytes_kv} bytes of KV memory"
-    kv = before.bytes_kv if before is not None else 0
     if kv and state.bytes_private > skeleton + kv * KEPT_FRACTION + KEPT_BYTES:
         return f"the engine has {state.bytes_private} private bytes; its skeleton had {skeleton} before it took {kv} of KV"
     return None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from controlplane.events import Step
-from worker import occupancy, skeleton
+from worker import occupancy, processes, skeleton
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.local import LocalInstance
@@ -107,7 +107,10 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
 
 
 async def _start_frontend(local: LocalInstance) -> None:
-    deadline_s, port = local.site.deadlines.start_frontend, local.record.port
+    record = local.record
+    deadline_s, port = local.site.deadlines.start_frontend, record.port
+    if record.frontend is not None and not await processes.end(record.frontend, grace_s=0):  # it hangs, or is dead already
+        raise StepFailed("unkillable", f"the frontend, pid {record.frontend.pid}, outlives SIGKILL")
     try:
         process, _ = await local.frontend.start(port, deadline_s=deadline_s)
     except FrontendGone:
