@@ -42,7 +42,8 @@ class Health:
     async def state(self) -> State:
         """Ask the bus and the decider. Takes `ANSWER_S` seconds at most."""
         async with self._looking:
-            if self._last is None or time.monotonic() - self._looked_at > FRESH_S:
+            fresh = time.monotonic() - self._looked_at < FRESH_S
+            if self._last is None or not fresh or (self._last.ready and not self._view.synced):
                 self._last = await self._look()
                 self._looked_at = time.monotonic()
             return self._last
