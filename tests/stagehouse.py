@@ -17,7 +17,8 @@ from litestar.datastructures import State
 from litestar.response import Redirect
 from litestar.types import Message, Receive, Scope, Send
 
-from tests.staged import MIB, StagedPlane, busy, measured
+from tests.busyplane import busy, measured
+from tests.staged import MIB, StagedPlane
 from web.auth import SECURITY
 from web.pages import History, Site, Stage, router, static
 

@@ -12,7 +12,8 @@ from playwright.async_api import Browser, Page, expect
 from controlplane.events import ModelCleared, OperationFailed
 from controlplane.refusal import Code, Refused
 from tests.acceptance.browser import browsing, opened
-from tests.staged import StagedPlane, busy, measured
+from tests.busyplane import busy, measured
+from tests.staged import StagedPlane
 from tests.stagehouse import Stagehouse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of them

@@ -7,7 +7,8 @@ import aiohttp
 import asyncpg
 import pytest
 
-from tests.staged import StagedPlane, busy
+from tests.busyplane import busy
+from tests.staged import StagedPlane
 from tests.stagehouse import Stagehouse
 from web.history import History
 

@@ -7,7 +7,8 @@ import pytest
 
 from controlplane.envelope import Recorded
 from controlplane.events import AnyEvent
-from tests.staged import StagedPlane, busy
+from tests.busyplane import busy
+from tests.staged import StagedPlane
 from web.views import figures
 from web.views.events import document, row
 from web.views.plane import Link

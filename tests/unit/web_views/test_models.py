@@ -7,7 +7,8 @@ from controlplane.events import (
     OperationRequested,
     OperationSucceeded,
 )
-from tests.staged import MIB, StagedPlane, busy, failed
+from tests.busyplane import busy, failed
+from tests.staged import MIB, StagedPlane
 from web.views.models import ModelRow, models
 from web.views.recent import Recent
 

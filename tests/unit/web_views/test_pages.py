@@ -14,7 +14,8 @@ from litestar.testing import TestClient
 from controlplane.commands import Load
 from controlplane.events import ModelSetBack
 from controlplane.refusal import Code, Refused
-from tests.staged import StagedPlane, busy
+from tests.busyplane import busy
+from tests.staged import StagedPlane
 from web.pages import Site, Stage, router, static
 from web.pages.templates import STATIC, TEMPLATES, integrity
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from controlplane.events import ModelCleared, ModelRetired
-from tests.staged import StagedPlane, busy, measured
+from tests.busyplane import busy, measured
+from tests.staged import StagedPlane
 from web.live.hub import Hub
 from web.live.painter import Painter
 from web.pages.templates import Site, Templates

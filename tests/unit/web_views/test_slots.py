@@ -5,7 +5,8 @@ import pytest
 from controlplane.events import GrantReturned, InstanceOverdue, NodeFellSilent
 from controlplane.spec import CELLS
 from controlplane.subjects import InstanceBeat, NodeBeat, Progress
-from tests.staged import GIB, MIB, StagedPlane, busy
+from tests.busyplane import busy
+from tests.staged import GIB, MIB, StagedPlane
 from web.views.slots import Free, Held, described, devices, free_runs
 
 NOW = 1_800_000_000_000

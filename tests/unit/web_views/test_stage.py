@@ -7,7 +7,8 @@ import pytest
 
 from controlplane.envelope import Recorded
 from controlplane.refusal import Code, Refused
-from tests.staged import StagedPlane, busy
+from tests.busyplane import busy
+from tests.staged import StagedPlane
 from web.pages.stage import Stage
 from web.pages.templates import Site
 from web.plane_view import Resynced
