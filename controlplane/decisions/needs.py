@@ -117,11 +117,11 @@ def refusal_code(code: str) -> Code:
     return Code.CANNOT_FIT if code == Code.CANNOT_FIT else Code.MODEL_UNUSABLE
 
 
-def held_bytes(fleet: Fleet, instance: Instance) -> int:
-    """The ledger's line for one instance on its device: measured when it stands still, promised while it climbs."""
+def held_bytes(instance: Instance) -> int:
+    """The ledger's line for one instance on its device: measured when it stands still, promised while it climbs.
+
+    The promise is the directive's own: the model may have been revised since.
+    """
     directive = instance.directive
-    if directive is None or directive.rung is not Rung.UP or instance.directive_settled:
-        return instance.bytes_used
-    model, device = fleet.models.get(directive.model or ""), fleet.devices.get(instance.device or "")
-    promised = device_bytes(fleet, model, device) if model and device else 0
-    return max(instance.bytes_used, promised)
+    climbing = directive is not None and directive.rung is Rung.UP and not instance.directive_settled
+    return max(instance.bytes_used, directive.need_bytes) if directive is not None and climbing else instance.bytes_used

@@ -30,7 +30,7 @@ def on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Asked
     others = [i for i in fleet.instances.values() if i.device == device.device and i.instance != plan.instance]
     need = device_bytes(fleet, model, device)
     claimed = board.device_claims.get(device.device, 0)
-    missing = need + claimed + sum(held_bytes(fleet, i) for i in others) - device.size_bytes
+    missing = need + claimed + sum(held_bytes(i) for i in others) - device.size_bytes
     if missing <= 0:
         return None
     board.device_claims[device.device] = claimed + need
@@ -133,12 +133,11 @@ def in_use(fleet: Fleet, weights: WeightSet) -> bool:
 def _staging(fleet: Fleet, node: str, sets: list[WeightSet]) -> int:
     """Bytes promised to climbs under way whose weights are not in the pool yet."""
     staged = {pair for weights in sets for pair in weights.models}
-    promised: dict[str, int] = {}
+    promised: dict[tuple[str, int], int] = {}
     for instance in fleet.instances.values():
         directive = instance.directive
         if instance.node != node or directive is None or directive.model is None or instance.directive_settled:
             continue
-        model = fleet.models.get(directive.model)
-        if directive.rung is Rung.UP and model and model.facts and (directive.model, directive.revision) not in staged:
-            promised[directive.model] = model.facts.weight_bytes
+        if directive.rung is Rung.UP and (directive.model, directive.revision) not in staged:
+            promised[directive.model, directive.revision] = directive.pool_bytes
     return sum(promised.values())

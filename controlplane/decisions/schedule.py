@@ -14,7 +14,7 @@ from controlplane.decisions import room, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import BOUND_MS, REOPENED_MS
-from controlplane.decisions.needs import cannot_fit, wanted
+from controlplane.decisions.needs import cannot_fit, device_bytes, wanted
 from controlplane.decisions.plan import Board, Plan, plan
 from controlplane.decisions.verdict import give_up, loads, reject, succeed
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
@@ -174,6 +174,8 @@ def _start(draft: Draft, want: Want, model: Model, found: Plan, board: Board) ->
         InstanceDirected(
             node=node, instance=instance, rung=Rung.UP, model=model.model, revision=model.revision, grant=grant,
             code="request" if first else "load", for_request=first,
+            need_bytes=device_bytes(draft.fleet, model, draft.fleet.devices[found.slot.device]),
+            pool_bytes=model.facts.weight_bytes if model.facts else 0,
         ),
         operation=want.operation,
     )  # fmt: skip

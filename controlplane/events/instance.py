@@ -60,6 +60,10 @@ class InstanceDirected(Event, frozen=True, kw_only=True):
     """The request that made it climb; it has a lease until that request has ended."""
     victim_of: str | None = None
     """The model for which this instance makes room."""
+    need_bytes: int = 0
+    """Bytes of its device that are promised to a climb."""
+    pool_bytes: int = 0
+    """Bytes of the node's pool that are promised to a climb, until its weights are staged."""
 
 
 class InstanceUp(Event, frozen=True, kw_only=True):

@@ -121,7 +121,7 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
         case InstanceDirected() as e:
             directive = Directive(
                 number=position, rung=e.rung, model=e.model, revision=e.revision, grant=e.grant, code=e.code, at_ms=at,
-                operation=recorded.operation, victim_of=e.victim_of,
+                operation=recorded.operation, victim_of=e.victim_of, need_bytes=e.need_bytes, pool_bytes=e.pool_bytes,
             )  # fmt: skip
             leased = frozenset({e.for_request}) if e.for_request else frozenset()
             directed = _instance(fleet, e.instance, directive=directive, leased_to=leased)

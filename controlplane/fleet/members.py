@@ -98,6 +98,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     operation: str | None = None
     victim_of: str | None = None
+    need_bytes: int = 0
+    """Promised to a climb on its device."""
+    pool_bytes: int = 0
+    """Promised to a climb in the pool, until its weights are staged."""
     overdue: bool = False
 
 

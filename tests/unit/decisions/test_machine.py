@@ -69,7 +69,7 @@ def check(fleet: Fleet) -> None:
         assert instance.running == sum(
             r.instance == instance.instance and r.lost_ms is None for r in fleet.requests.values()
         )  # fmt: skip
-        used[instance.device] += held_bytes(fleet, instance)
+        used[instance.device] += held_bytes(instance)
     for device in fleet.devices.values():
         assert used[device.device] <= device.size_bytes, "I2: more bytes than the device has"
     for waiting in fleet.waiting.values():

@@ -5,6 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from controlplane.commands import Admit, ApplySettings, End, EndRequests, Load, RegisterModel, RetireModel, ReviseModel, Tick
+from controlplane.decisions.needs import held_bytes
 from controlplane.events import Revision
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
@@ -134,3 +135,10 @@ def test_an_assumed_skeleton_takes_the_whole_device_but_never_refuses() -> None:
     story.given(RegisterModel(spec=real)).given(replace(inspected(spec("m", size=(1 << 30) - 5)), engine="transformers"))
     story.when(Load(model="m")).then("OperationRequested", "InstanceCreated", ("GrantGiven", {"cells": 8}), "InstanceDirected")
     story.report_up("m")
+
+
+def test_a_revision_during_a_climb_does_not_free_what_was_promised_to_it() -> None:
+    half = DEVICE // 2
+    story = with_models(plane(), spec("a", size=half), spec("b", size=half)).given(Load(model="a"))
+    story.given(ReviseModel(spec=replace(spec("a", size=half), source="fake:other")))
+    assert [held_bytes(i) for i in story.fleet.instances.values()] == [half]
