@@ -98,7 +98,7 @@ class Gateway:
     def _known(self) -> bool:
         """False once the plane has closed this gateway although it lives (it had been cut off for too long)."""
         fleet = self.view.fleet
-        return not self.view.synced or fleet.position < self._opened_at or self.gateway in fleet.gateways
+        return self.stopping or not self.view.synced or fleet.position < self._opened_at or self.gateway in fleet.gateways
 
     def _sweep(self) -> None:
         limit = _now_ms() - ORPHAN_MS

@@ -1,0 +1,84 @@
+"""Bodies in, chunks out, errors."""
+
+import json
+
+import pytest
+
+from controlplane.refusal import Code, Refused
+from web.attempt import Ask
+from web.errors import STATUS, ApiError
+from web.frontend import Finish
+from web.openai import bodies
+from web.openai.chunks import Chunks, comment, whole
+
+FINISH = Finish(finish_reason="stop", prompt_tokens=3, completion_tokens=2, chars=5)
+
+
+def ask(kind: str = "chat") -> Ask:
+    make = bodies.chat if kind == "chat" else bodies.completion
+    text = {"messages": [{"role": "user", "content": "x"}]} if kind == "chat" else {"prompt": "x"}
+    return make(json.dumps({"model": "m", "stream": True, **text}).encode())[1]
+
+
+def data(event: bytes) -> dict[str, object]:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    return json.loads(event[6:])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+@pytest.mark.parametrize("text", ["plain", 'quote " and \\', "line\nline\u2028", "\0", "ü🦜", ""])
+def test_a_chunk_is_json_that_holds_the_text(kind: str, text: str) -> None:
+    chunks = Chunks("req_1", ask(kind), include_usage=False)
+    choice = data(chunks.text(text))["choices"][0]  # type: ignore[index]
+    assert (choice["delta"]["content"] if kind == "chat" else choice["text"]) == text
+    assert b"\n" not in chunks.text(text)[:-2]
+
+
+def test_with_usage_every_chunk_names_it_and_the_last_has_it() -> None:
+    chunks = Chunks("req_1", ask(), include_usage=True)
+    assert data(chunks.text("x"))["usage"] is None
+    last, usage, done = chunks.closing(FINISH).rstrip().split(b"\n\n")
+    assert json.loads(last[6:])["choices"][0]["finish_reason"] == "stop"
+    assert json.loads(usage[6:])["usage"]["total_tokens"] == 5
+    assert json.loads(usage[6:])["choices"] == []
+    assert done == b"data: [DONE]"
+
+
+def test_a_comment_stays_one_line() -> None:
+    assert comment("a\nb\r\ndata: x") == b": a b  data: x\n\n"
+
+
+def test_an_answer_in_one_piece() -> None:
+    body = json.loads(whole("req_1", ask(), "hello", FINISH))
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hello", "refusal": None}
+    assert (body["id"], body["object"]) == ("chatcmpl-1", "chat.completion")
+
+
+@pytest.mark.parametrize(
+    ("content", "size"),
+    [("abc", 3 + 4), ("ü🦜", 6 + 4), ([{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}], 3 + 4)],
+)
+def test_prompt_bytes_bound_the_tokens(content: object, size: int) -> None:
+    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+    assert bodies.chat(raw)[1].prompt_bytes == size
+
+
+@pytest.mark.parametrize("prompt", ["abc", ["abc"], [1, 2, 3], [[1, 2, 3]]])
+def test_prompts_of_every_form_count(prompt: object) -> None:
+    assert bodies.completion(json.dumps({"model": "m", "prompt": prompt}).encode())[1].prompt_bytes == 3
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", "b"], [[1], [2]], ["a", 1], [[]]])
+def test_prompts_that_are_several_or_none_are_refused(prompt: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        bodies.completion(json.dumps({"model": "m", "prompt": prompt}).encode())
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+def test_every_refusal_has_a_status_and_retries_say_when() -> None:
+    assert set(STATUS) == set(Code)
+    for code in Code:
+        error = ApiError.of(Refused(code, "x"))
+        assert (error.status in (429, 503)) == ("retry-after" in error.headers), code
+    assert ApiError.of(Refused(Code.BACKING_OFF, "x", retry_after_ms=1500)).headers == {"retry-after": "2"}

@@ -1,0 +1,70 @@
+"""Cookies, login codes, token texts."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from web.errors import ApiError
+from web.sessions import ATTEMPTS, Sessions
+from web.tokens import CODE_S, digest, drop_old_codes, issue_login_code, matches, split, use_login_code
+
+
+def test_a_session_is_good_with_its_own_key_until_it_is_revoked() -> None:
+    sessions = Sessions("key")
+    value = sessions.issue()
+    assert sessions.valid(value)
+    assert not Sessions("other").valid(value)
+    sessions.revoke(value)
+    assert not sessions.valid(value)
+    assert sessions.valid(sessions.issue())
+
+
+@pytest.mark.parametrize("value", ["", ".", "..", "1.x.y", "9999999999.n.", "9999999999.n.é", "a.b.c.d"])
+def test_a_forged_session_is_not(value: str) -> None:
+    assert not Sessions("key").valid(value)
+
+
+def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.sessions.SESSION_S", -1)
+    sessions = Sessions("key")
+    assert not sessions.valid(sessions.issue())
+
+
+def test_failed_log_ins_are_limited() -> None:
+    sessions = Sessions("key")
+    for _ in range(ATTEMPTS):
+        sessions.allow_attempt()
+        sessions.failed()
+    with pytest.raises(ApiError) as caught:
+        sessions.allow_attempt()
+    assert caught.value.status == 429
+    assert int(caught.value.headers["retry-after"]) <= 60
+
+
+def test_a_login_code_is_good_once_and_not_for_long(tmp_path: Path) -> None:
+    code = issue_login_code(tmp_path)
+    assert (tmp_path / "secrets" / "login").stat().st_mode & 0o777 == 0o700
+    assert use_login_code(tmp_path, code)
+    assert not use_login_code(tmp_path, code)
+    old = issue_login_code(tmp_path)
+    path = tmp_path / "secrets" / "login" / digest(old).hex()
+    assert path.stat().st_mode & 0o777 == 0o600
+    os.utime(path, (0, time.time() - CODE_S - 1))
+    assert not use_login_code(tmp_path, old)
+    forgotten = issue_login_code(tmp_path)
+    os.utime(tmp_path / "secrets" / "login" / digest(forgotten).hex(), (0, 0))
+    drop_old_codes(tmp_path)
+    assert list((tmp_path / "secrets" / "login").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "eh_", "eh_a", "eh__b", "eh_a_", "sk_a_b", "x"])
+def test_what_is_no_token(text: str) -> None:
+    assert split(text) is None
+
+
+def test_a_tokens_secret_may_hold_underscores() -> None:
+    assert split("eh_abc_de_f") == ("abc", "de_f")
+    assert matches("de_f", digest("de_f"))
+    assert not matches("de_g", digest("de_f"))
