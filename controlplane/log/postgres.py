@@ -5,6 +5,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Self
 
 import asyncpg
+from sqlalchemy import event
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from controlplane.envelope import Recorded, decode_event, encode_event
@@ -27,9 +29,17 @@ def engine(url: str, *, size: int = READERS) -> AsyncEngine:
     async def connect() -> Any:
         return await asyncpg.connect(url, timeout=CONNECT_S)
 
-    return create_async_engine(
+    made = create_async_engine(
         "postgresql+asyncpg://", async_creator=connect, isolation_level="AUTOCOMMIT", pool_size=size, max_overflow=size
     )
+    event.listen(made.sync_engine, "checkout", _fresh)
+    return made
+
+
+def _fresh(connection: Any, *_: object) -> None:
+    """Have the pool replace a connection that its server has ended: errors of the driver pass the pool by unseen."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError("the server has closed it")
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
 from controlplane.subjects import COMMAND_OPERATOR
-from tests.plane import PlaneUnderTest, fake, grants_overlap, is_up, running
+from tests.plane import PlaneUnderTest, fake, grants_overlap, running
 
 SETTINGS = (
     '[node]\npool_bytes = "256MiB"\ndrain = "1s"\ndevices = [{ name = "cpu0", bytes = "64MiB" }]\n'
@@ -80,6 +80,7 @@ async def test_c02_an_idle_limit_that_meets_a_request_loses_nothing(narrow: Plan
 
 async def test_c04_what_was_loaded_for_a_request_serves_it_before_it_leaves(narrow: PlaneUnderTest) -> None:
     await narrow.chat("dozy")
+    await settled(narrow)
     before = await narrow.head()
     answers = await asyncio.gather(narrow.chat("a", "1"), narrow.chat("b", "2"), narrow.chat("a", "3"))
     assert all(f"user: {n}" in text for n, text in zip("123", answers, strict=True))
