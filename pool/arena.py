@@ -3,50 +3,15 @@
 import os
 import secrets
 import shutil
-import stat
 from pathlib import Path
-
-from blake3 import blake3
 
 from pool import manifest
 from pool.manifest import Manifest, segment_name
+from pool.place import OWNER, free_bytes
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point; the directory in it is ours alone, see `_own`
 RESERVE_BYTES = 256 << 20
 """Left to the host when memory is asked for: below this the kernel starts to look for a victim."""
 _DRAFT = "draft-"
-
-
-class ArenaRefused(Exception):
-    """The place for the segments is not usable; the message says why and what to do."""
-
-
-def place(directory: Path, budget_bytes: int, *, shared_memory: Path | None = SHARED_MEMORY) -> Path:
-    """Where the segments of this data directory live: where they were, else shared memory if the budget fits, else on disk.
-
-    Makes the directory. Raises ArenaRefused if that place belongs to somebody else.
-    """
-    on_disk = directory / "segments"
-    digest = blake3(os.fsencode(directory.resolve())).hexdigest()[:12]
-    if shared_memory is None or (on_disk.is_dir() and any(on_disk.iterdir())):
-        return _own(on_disk)
-    shared = shared_memory / f"enginehouse-{os.geteuid()}-{digest}"
-    if shared.exists() or (shared_memory.is_dir() and _free(shared_memory) >= budget_bytes):
-        return _own(shared)
-    return _own(on_disk)
-
-
-def _own(root: Path) -> Path:
-    root.mkdir(mode=0o700, exist_ok=True)
-    state = root.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
-        raise ArenaRefused(f"{root} is not a directory of user {os.geteuid()} with mode 0700: remove it")
-    return root
-
-
-def _free(path: Path) -> int:
-    state = os.statvfs(path)
-    return state.f_bavail * state.f_frsize
 
 
 class Draft:
@@ -89,7 +54,7 @@ class Arena:
 
     def room(self) -> int:
         """Bytes that the host can give: file system, memory (if these files are memory), control group."""
-        free = _free(self.root)
+        free = free_bytes(self.root)
         if _is_memory(self.root):
             free = min(free, _available(), _group_left()) - RESERVE_BYTES
         return max(free, 0)
@@ -139,6 +104,8 @@ class Arena:
         sound: list[Manifest] = []
         removed: list[str] = []
         for path in sorted(self.root.iterdir()):
+            if path.name == OWNER:
+                continue
             found = manifest.read(path) if path.is_dir() and not path.is_symlink() else None
             if found is not None:
                 sound.append(found)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from pool.arena import SHARED_MEMORY, Arena, ArenaRefused, place
+from pool.arena import Arena
+from pool.place import SHARED_MEMORY, PlaceRefused, claim, place, sweep
 from pool.residency import Residency
 from pool.server import Server
 
@@ -60,8 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
         directory = _directory(options.directory)
         with _only_one(directory), _listening(options.socket) as listener:
             root = place(directory, options.budget, shared_memory=SHARED_MEMORY if options.shared_memory else None)
-            asyncio.run(_run(listener, root, options))
-    except (CannotStart, ArenaRefused, OSError) as error:
+            with claim(root, directory):
+                if removed := sweep():
+                    log.info("orphans_removed", extra={"places": removed})
+                asyncio.run(_run(listener, root, options))
+    except (CannotStart, PlaceRefused, OSError) as error:
         log.error("cannot_start", extra={"why": str(error)})
         return 2
     return 0

@@ -29,7 +29,7 @@ from controlplane.fleet import Fleet, Instance
 from controlplane.log.postgres import COLUMNS, recorded
 from controlplane.plane import Plane
 from controlplane.rungs import Activity, Rung
-from pool.arena import place
+from pool.place import place
 
 START_S = 60.0
 STEP_S = 30.0

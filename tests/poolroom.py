@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pool.arena import place
 from pool.client import PoolClient
+from pool.place import OWNER, place
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
@@ -52,6 +52,10 @@ class Daemon:
     @property
     def root(self) -> Path:
         return place(self.directory, self.budget)
+
+    def kept(self) -> list[str]:
+        """What lies in the place, sets and drafts."""
+        return sorted({path.name for path in self.root.iterdir()} - {OWNER})
 
     @property
     def pid(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pool.arena import place
+from pool.place import place
 from tests.poolroom import MIB, Daemon, write_safetensors
 
 

@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_cancels_its_staging(daemon: Daemon, source: 
         staging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await staging
-        await until(lambda: not list(daemon.root.iterdir()))
+        await until(lambda: not daemon.kept())
         assert (await two.describe()).used_bytes == 0
         assert (await two.stage(path)).read_bytes > 0
 
@@ -145,7 +145,7 @@ async def test_a_set_that_is_mapped_is_not_dropped(daemon: Daemon, source: Sourc
         assert refused.value.code == "in_use"
         reservation.detach()
         assert (await client.drop(staged.weight_set)).sets == ()
-        assert list(daemon.root.iterdir()) == []
+        assert daemon.kept() == []
         with pytest.raises(PoolRefused, match="unknown_set"):
             await client.attach(staged.weight_set)
 

@@ -65,13 +65,13 @@ async def test_a_death_while_staging_leaves_nothing(daemon: Daemon, source: Sour
         under_way = asyncio.Event()
         staging = asyncio.create_task(client.stage(path, lambda _: under_way.set()))
         await under_way.wait()
-        await until(lambda: list(daemon.root.iterdir()))
+        await until(daemon.kept)
         daemon.kill()
         with pytest.raises(ConnectionError):
             await staging
-    assert list(daemon.root.iterdir())
+    assert daemon.kept()
     daemon.start()
-    assert list(daemon.root.iterdir()) == []
+    assert daemon.kept() == []
     async with daemon.client() as client:
         assert (await client.describe()).used_bytes == 0
         assert (await client.stage(path)).read_bytes
@@ -85,7 +85,7 @@ async def test_an_ordered_end_while_staging_leaves_nothing(daemon: Daemon, sourc
         assert await asyncio.to_thread(daemon.stop) == 0
         with pytest.raises(ConnectionError):
             await staging
-    assert list(daemon.root.iterdir()) == []
+    assert daemon.kept() == []
     assert not daemon.socket.exists()
 
 
@@ -125,7 +125,7 @@ async def test_one_flipped_bit_is_found_and_the_set_goes_when_its_holder_goes(da
             while (described := await client.describe()).sets:
                 await asyncio.sleep(0.005)
         assert [(gone.weight_set, gone.bad) for gone in described.dropped] == [(staged.weight_set, (spoilt.name,))]
-        await until(lambda: list(daemon.root.iterdir()) == [])
+        await until(lambda: daemon.kept() == [])
         with pytest.raises(PoolRefused, match="corrupt"):
             await client.attach(staged.weight_set)
         assert (await client.stage(path)).read_bytes

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pool.arena import Arena, ArenaRefused, place
+from pool.arena import Arena
 from pool.manifest import Manifest, Origin
+from pool.place import PlaceRefused, claim, place, sweep
 
 
 def publish(arena: Arena, name: str = "ws_a") -> Manifest:
@@ -41,14 +42,14 @@ def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     directory.mkdir()
     shared.mkdir()
     place(directory, 1, shared_memory=shared).chmod(0o755)
-    with pytest.raises(ArenaRefused, match="mode 0700"):
+    with pytest.raises(PlaceRefused, match="mode 0700"):
         place(directory, 1, shared_memory=shared)
     name = next(shared.iterdir())
     name.rmdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     name.symlink_to(elsewhere)
-    with pytest.raises(ArenaRefused):
+    with pytest.raises(PlaceRefused):
         place(directory, 1, shared_memory=shared)
 
 
@@ -93,3 +94,30 @@ def test_room_is_what_the_host_has() -> None:
     shared = Arena(Path("/dev/shm"))
     state = os.statvfs("/dev/shm")
     assert 0 <= shared.room() <= state.f_bavail * state.f_frsize
+
+
+def test_a_place_goes_once_its_data_directory_is_gone_and_no_daemon_holds_it(tmp_path: Path) -> None:
+    directory, shared = tmp_path / "run", tmp_path / "shm"
+    directory.mkdir()
+    shared.mkdir()
+    foreign = shared / f"enginehouse-{os.geteuid() + 1}-x"
+    foreign.mkdir()
+    root = place(directory, 1, shared_memory=shared)
+    assert sweep(shared) == []  # nobody has said yet whose it is
+    with claim(root, directory):
+        publish(Arena(root))
+        assert Arena(root).adopt()[1] == []
+        directory.rmdir()
+        assert sweep(shared) == []  # its daemon lives
+    directory.mkdir()
+    assert sweep(shared) == []  # its next daemon may want it
+    directory.rmdir()
+    assert sweep(shared) == [root.name]
+    assert list(shared.iterdir()) == [foreign]
+
+
+def test_a_place_without_sets_goes_with_its_daemon(tmp_path: Path) -> None:
+    root = place(tmp_path, 1, shared_memory=None)
+    with claim(root, tmp_path):
+        assert root.exists()
+    assert not root.exists()
