@@ -108,6 +108,7 @@ def _subject(body: Report) -> str:
 
 def _id(node: str, body: AnyCommand) -> str:
     """An instance has one answer to each directive (an up one also by where it serves); other reports stand alone."""
+    parts: tuple[str, ...]
     match body:
         case ReportUp():
             parts = (node, body.instance, str(body.directive), "up", body.endpoint, str(body.pid))
