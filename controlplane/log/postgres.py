@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Self
 
 import asyncpg
-from sqlalchemy import event
+from sqlalchemy import event as hooks
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -32,7 +32,7 @@ def engine(url: str, *, size: int = READERS) -> AsyncEngine:
     made = create_async_engine(
         "postgresql+asyncpg://", async_creator=connect, isolation_level="AUTOCOMMIT", pool_size=size, max_overflow=size
     )
-    event.listen(made.sync_engine, "checkout", _fresh)
+    hooks.listen(made.sync_engine, "checkout", _fresh)
     return made
 
 
