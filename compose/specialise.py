@@ -63,7 +63,7 @@ def learn(model: Any, lessons: list[tuple[list[int], int]], seconds: float) -> f
         for at in range(0, len(shuffled), AT_ONCE):
             loss = _loss(model, [lessons[nth] for nth in shuffled[at : at + AT_ONCE]])
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             losses.append(float(loss.detach()))
             step += 1

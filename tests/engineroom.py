@@ -1,6 +1,7 @@
 """What surrounds an engine, as real processes: pool daemon, frontend, the engine itself. Only its holder is played here."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -34,10 +35,12 @@ class Holder:
         self._streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._server: asyncio.Server | None = None
+        self.writers: list[asyncio.StreamWriter] = []
         self.check_alive: Callable[[], None] = lambda: None
 
     async def listen(self) -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.writers.append(writer)
             await self._streams.put((reader, writer))
 
         self._server = await asyncio.start_unix_server(accept, str(self._path))
@@ -74,6 +77,15 @@ class Holder:
         self.hang_up()
         if self._server is not None:
             self._server.close()
+        await end_all(self.writers)
+
+
+async def end_all(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 class Room:
@@ -87,6 +99,9 @@ class Room:
         self.holder = Holder(self.directory / "control.sock")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.session: aiohttp.ClientSession | None = None
+        self.writers: list[asyncio.StreamWriter] = []
+        self.servers: list[asyncio.Server] = []
+        """Both of whatever a test plays itself; closed at its end."""
         Plane(data=str(data), postgres_url="", nats_url="", node_token=TOKEN, pool_socket=str(self.pool_socket)).write()
 
     def start(self, name: str, *argv: str) -> subprocess.Popen[bytes]:
@@ -177,7 +192,7 @@ class Room:
             await asyncio.sleep(0.01)
 
     def _engine_alive(self) -> None:
-        if (status := self.processes["engine"].poll()) is not None:
+        if "engine" in self.processes and (status := self.processes["engine"].poll()) is not None:
             raise Died(f"the engine ended with {status}:\n{(self.data / 'engine.log').read_text()[-2000:]}")
 
     def kill(self, name: str) -> None:
@@ -187,7 +202,6 @@ class Room:
     async def close(self) -> None:
         if self.session is not None:
             await self.session.close()
-        await self.holder.close()
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -197,6 +211,10 @@ class Room:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(DEADLINE_S)
+        await self.holder.close()  # last: a living engine would connect again
+        for server in self.servers:
+            server.close()
+        await end_all(self.writers)
 
 
 def wish(request: str = "req_1", text: str = "hello", **body: Any) -> dict[str, Any]:

@@ -42,6 +42,9 @@ from worker.engines.wire import decoder
 PARENT_S: Final = 0.5
 """How often it looks whether its parent is still there, when nothing else wakes it."""
 
+HOLDER_S: Final = 10.0
+"""A living holder takes a connection at once. Without one for so long there is none, whatever the parent's pid says."""
+
 
 class Process:
     """The loop. `parent` is the holder's pid."""
@@ -56,6 +59,7 @@ class Process:
         self._drain_from = 0.0
         self._step_at: float | None = None
         self._ended = False
+        self._held_at = time.monotonic()
 
     def end(self) -> None:
         self._ended = True
@@ -75,8 +79,13 @@ class Process:
             self._settle_drain()
             self._tokens.flush()
             self._control.flush()
-            if not self._control.up and os.getppid() != self._parent:
-                self._ended = True
+            self._look_for_holder()
+
+    def _look_for_holder(self) -> None:
+        if self._control.up:
+            self._held_at = time.monotonic()
+        elif os.getppid() != self._parent or time.monotonic() - self._held_at > HOLDER_S:
+            self._ended = True
 
     def _timeout_s(self) -> float:
         now = time.monotonic()
