@@ -126,3 +126,28 @@ async def test_nothing_is_open_to_strangers(plane: PlaneUnderTest) -> None:
 async def test_the_log_is_clean(plane: PlaneUnderTest) -> None:
     audit = plane.cli("audit")
     assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+async def test_models_are_added_and_removed_from_the_command_line(plane: PlaneUnderTest) -> None:
+    options = (
+        "--source",
+        "fake:extra",
+        "--engine",
+        "fake",
+        "--share",
+        "1/8",
+        "--argument",
+        "weight_bytes=1048576",
+        "--alias",
+        "more",
+    )
+    added = plane.cli("models", "add", "extra", *options)
+    assert added.returncode == 0, added.stderr
+    assert "user: hello" in await plane.chat("more")
+    again = plane.cli("models", "add", "extra", *options)
+    assert again.returncode == 1 and "model_exists" in again.stderr
+    wrong = plane.cli("models", "add", "other", "--source", "fake:", "--engine", "fake", "--argument", "weight_byte=1")
+    assert wrong.returncode == 1 and "weight_bytes" in wrong.stderr
+    assert plane.cli("models", "rm", "extra").returncode == 0
+    with pytest.raises(openai.NotFoundError):
+        await plane.chat("extra")

@@ -80,6 +80,15 @@ def test_down_ends_all_of_it_and_a_second_down_finds_nothing(start_plane: Callab
     assert plane.cli("load", "alpha").returncode == 0, "what the log says of it is still true"
 
 
+def test_down_clears_what_a_killed_up_has_left(start_plane: Callable[..., PlaneUnderTest]) -> None:
+    plane = start_plane(ONE)
+    assert plane.cli("load", "alpha").returncode == 0
+    plane.kill_up()
+    assert belonging(plane.data) != []
+    assert plane.cli("down").returncode == 0
+    assert belonging(plane.data) == []
+
+
 def test_a_child_that_was_killed_is_shown_and_back(plane: PlaneUnderTest) -> None:
     victim = plane.child("pool")
     plane.kill(victim)
