@@ -129,18 +129,8 @@ async def test_the_log_is_clean(plane: PlaneUnderTest) -> None:
 
 
 async def test_models_are_added_and_removed_from_the_command_line(plane: PlaneUnderTest) -> None:
-    options = (
-        "--source",
-        "fake:extra",
-        "--engine",
-        "fake",
-        "--share",
-        "1/8",
-        "--argument",
-        "weight_bytes=1048576",
-        "--alias",
-        "more",
-    )
+    sizes = ("--argument", "weight_bytes=1048576", "--argument", "skeleton_bytes=1048576")
+    options = ("--source", "fake:extra", "--engine", "fake", "--share", "1/8", "--alias", "more", *sizes)
     added = plane.cli("models", "add", "extra", *options)
     assert added.returncode == 0, added.stderr
     assert "user: hello" in await plane.chat("more")
