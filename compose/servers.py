@@ -28,7 +28,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 async def start(supervisor: Supervisor, directory: Directory) -> Servers:
     """Start the embedded servers, at the same time, and return once both answer. Raises ServerRefusal."""
     logs = directory.path / "logs"
-    database = EmbeddedPostgres(directory.path)
+    database = EmbeddedPostgres(directory.path, log=logs / "postgres.log")
     bus = EmbeddedNats(directory.path / "nats", token=directory.secret("nats-token"), log=logs / "nats.log")
     starts = [asyncio.create_task(supervisor.serve(name, server)) for name, server in (("postgres", database), ("nats", bus))]
     try:
