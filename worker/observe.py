@@ -14,7 +14,7 @@ class Bytes(Struct, frozen=True):
     """One process's memory on its (declared) device. Foreign memory is no notion there: a share of host memory has none."""
 
     private: int = 0
-    """Private dirty bytes: skeleton and KV."""
+    """Anonymous bytes: skeleton and KV."""
     mapped: int = 0
     """Bytes of the pool's segments in its address space."""
 

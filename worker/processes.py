@@ -139,9 +139,12 @@ def in_session(leader: int) -> Iterator[Process]:
 
 
 def private_bytes(pid: int) -> int:
-    """Private dirty bytes of a process (smaps_rollup): what it alone keeps in memory. 0: it is gone."""
+    """Anonymous resident bytes of a process: what it alone keeps in memory. 0: it is gone.
+
+    smaps' "private" is another thing: it counts the pool's pages, too, as long as one process alone maps them.
+    """
     try:
-        text = (_PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        resident, shared = (_PROC / str(pid) / "statm").read_text(encoding="ascii").split()[1:3]
+    except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Private_Dirty:"))
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

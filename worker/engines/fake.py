@@ -16,7 +16,8 @@ from blake3 import blake3
 from pool.messages import Tensor
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State
-from worker.engines.weights import Weights, private_bytes
+from worker.engines.weights import Weights
+from worker.processes import private_bytes
 
 EOS: Final = 256
 VOCABULARY: Final = 257
@@ -148,7 +149,7 @@ class FakeEngine:
         scripted = int(self._arguments.get("skeleton_bytes", 0))
         return State(
             attached=mapped.weight_set if mapped is not None else None, awake=self._awake, running=len(self._requests),
-            bytes_mapped=self._weights.bytes_mapped, bytes_kv=kv, bytes_private=(scripted or private_bytes()) + kv,
+            bytes_mapped=self._weights.bytes_mapped, bytes_kv=kv, bytes_private=(scripted or private_bytes(os.getpid())) + kv,
         )  # fmt: skip
 
     def _advance(self, running: _Running) -> Output:

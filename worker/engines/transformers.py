@@ -14,7 +14,8 @@ from worker.engines.interface import IDLE, EngineFault, Stepped
 from worker.engines.kv import SlotCache, kv_shape
 from worker.engines.messages import Sampling, State
 from worker.engines.skeleton import DTYPES, Skeleton
-from worker.engines.weights import Weights, private_bytes
+from worker.engines.weights import Weights
+from worker.processes import private_bytes
 
 CHECK: Final = "check"
 """Name of the sequence of a known-answer check; requests' names are longer."""
@@ -117,7 +118,7 @@ class TransformersEngine:
         return State(
             attached=mapped.weight_set if mapped is not None else None, awake=awake, running=self.running(),
             bytes_mapped=self._weights.bytes_mapped, bytes_kv=self._cache.shape.size_bytes if awake else 0,
-            bytes_private=private_bytes(),
+            bytes_private=private_bytes(os.getpid()),
         )  # fmt: skip
 
     def _awake(self) -> Batch:

@@ -1,12 +1,10 @@
 """The weight set that an engine has mapped: the pool's memory, read-only, at addresses that never change."""
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 
 from pool.client import Attachment, PoolRefused, attach
-from pool.mapping import PAGE, Reservation
+from pool.mapping import Reservation
 from pool.messages import Attached, Tensor
 from worker.engines.interface import EngineFault
 
@@ -70,12 +68,3 @@ class Weights:
     def place(self) -> int:
         """Where the mapping begins: views made over one place stay right as long as it is the same."""
         return self._reservation.address if self._reservation is not None else 0
-
-
-def private_bytes(pid: int | str = "self") -> int:
-    """Anonymous memory of a process: what it alone has. The kernel keeps this sum, so asking costs nothing.
-
-    smaps' "private" is another thing: it counts the pool's pages, too, as long as one process alone maps them.
-    """
-    resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * PAGE
