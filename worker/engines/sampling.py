@@ -1,8 +1,13 @@
 """Choosing the next token of one sequence. Each has its own generator, so that its choices don't depend on its neighbours."""
 
+from typing import Final
+
 import torch
 
 from worker.engines.messages import Sampling
+
+COLDEST: Final = 1e-4
+"""Below this temperature the likeliest token is taken: logits divided by less overflow, and chances of NaN end the engine."""
 
 
 class Sampler:
@@ -20,7 +25,8 @@ class Sampler:
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1)
         self._penalised = any(penalties)
         self._held = bool(sampling.min_tokens) and not sampling.ignore_eos
-        self.plain = sampling.temperature == 0 and not self._penalised and not self._held
+        self._greedy = sampling.temperature < COLDEST
+        self.plain = self._greedy and not self._penalised and not self._held
         """The likeliest token is the choice: all such rows of a batch are chosen at once."""
 
     def choose(self, logits: torch.Tensor, count: int) -> int:
@@ -28,7 +34,7 @@ class Sampler:
         sampling = self._sampling
         if self._penalised or (self._held and count < sampling.min_tokens):
             logits = self._weighed(logits.clone(), count)
-        if sampling.temperature == 0:
+        if self._greedy:
             return int(logits.argmax())
         probabilities = torch.softmax(self._narrowed(logits / sampling.temperature), dim=-1)
         return int(torch.multinomial(probabilities, 1, generator=self._generator))

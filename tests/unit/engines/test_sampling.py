@@ -1,5 +1,6 @@
 """Choosing a token: limits and penalties do what their names say."""
 
+import pytest
 import torch
 
 from worker.engines.messages import Sampling
@@ -15,6 +16,13 @@ def chosen(sampling: Sampling, times: int = 300, prompt: tuple[int, ...] = ()) -
 
 def test_temperature_zero_is_greedy() -> None:
     assert chosen(Sampling(max_tokens=9, temperature=0)) == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 5e-324])
+def test_a_temperature_that_is_next_to_nothing_is_greedy_and_ends_no_engine(temperature: float) -> None:
+    assert chosen(Sampling(max_tokens=9, temperature=temperature)) == {1}
+    penalised = Sampling(max_tokens=9, temperature=temperature, frequency_penalty=0.5)
+    assert chosen(penalised) == {1}
 
 
 def test_top_k_leaves_the_likeliest() -> None:
