@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from worker import processes
 from worker.processes import Process
 
-_NAME = re.compile(r"^[A-Za-z0-9_]{1,64}$")
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _SOCKET_LIMIT = 107
 """sun_path of Linux holds 108 bytes, one of them the final zero."""
 _KEPT_LOGS = 20
@@ -61,7 +61,7 @@ class InstanceDir:
 
     def __init__(self, root: Path, instance: str) -> None:
         """`root` is `DIR/run/inst`. Raises ValueError for an id that is no plain name or a path too long for a socket."""
-        if not _NAME.match(instance):
+        if not _NAME.fullmatch(instance):
             raise ValueError(f"{instance!r} is no instance id")
         self.instance = instance
         self.path = root / instance
@@ -91,12 +91,11 @@ class InstanceDir:
         return self.read() or self._write(Record(instance=self.instance, configuration=configuration))
 
     def read(self) -> Record | None:
-        """The record, or None when there is none (no directory, or its creation was cut short)."""
+        """The record, or None when there is none: no directory, its creation was cut short, or a power cut left rubbish."""
         try:
-            data = (self.path / "instance.json").read_bytes()
-        except FileNotFoundError:
+            return msgspec.json.decode((self.path / "instance.json").read_bytes(), type=Record)
+        except (FileNotFoundError, msgspec.DecodeError):
             return None
-        return msgspec.json.decode(data, type=Record)
 
     def edit(self, **changes: Any) -> Record:
         """Change fields of the record, atomically and under the directory's lock. Raises FileNotFoundError when it is gone."""
@@ -157,7 +156,9 @@ class InstanceDir:
 def listing(root: Path) -> Iterator[InstanceDir]:
     """Every instance directory below `DIR/run/inst`, in order of name."""
     if root.is_dir():
-        yield from (InstanceDir(root, path.name) for path in sorted(root.iterdir()) if path.is_dir() and _NAME.match(path.name))
+        yield from (
+            InstanceDir(root, path.name) for path in sorted(root.iterdir()) if path.is_dir() and _NAME.fullmatch(path.name)
+        )
 
 
 def living(record: Record) -> dict[str, Process]:

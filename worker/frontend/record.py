@@ -15,7 +15,7 @@ import msgspec
 from worker.engines.messages import Sampling
 from worker.engines.wire import BrokenStream, Frames, decoder, pack
 
-NAME: Final = re.compile(r"^[A-Za-z0-9_]{1,100}$")
+NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -63,7 +63,7 @@ class Record:
     @staticmethod
     def create(directory: Path, opened: Opened) -> "Record":
         """Begin a request's record. Raises FileExistsError, or ValueError for an id that is no name."""
-        if not NAME.match(opened.request):
+        if not NAME.fullmatch(opened.request):
             raise ValueError(f"{opened.request!r} is no request id")
         path = directory / opened.key
         record = Record(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))

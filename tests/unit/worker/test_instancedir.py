@@ -50,7 +50,20 @@ def test_two_writers_do_not_lose_each_others_fields(tmp_path: Path) -> None:
     assert (record.port, record.skeleton_bytes) == (199, 199)
 
 
-@pytest.mark.parametrize("name", ["../x", "", "a/b", "x" * 65])
+@pytest.mark.parametrize("left", [b"", b"\0" * 64, b'{"instance": "ins_1"'])
+def test_what_a_power_cut_left_of_a_record_is_no_record(tmp_path: Path, left: bytes) -> None:
+    """Nothing is synced, so an empty file is what a crash of the machine may leave: a worker must not stumble over it."""
+    directory = InstanceDir(tmp_path, "ins_1")
+    directory.create("cfg_1")
+    (directory.path / "instance.json").write_bytes(left)
+    assert directory.read() is None
+    with pytest.raises(FileNotFoundError):
+        directory.edit(port=1)
+    directory.remove()
+    assert list(instancedir.listing(tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "x" * 65, "ins_1\n"])
 def test_only_plain_names_become_paths(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no instance id"):
         InstanceDir(tmp_path, name)
