@@ -137,6 +137,7 @@ def _make(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.stat()
+        strange = bool(status.st_mode & 0o077) and not (path / "lock").exists() and any(path.iterdir())
     except OSError as error:
         raise EnvironmentRefusal(
             "directory", f"{path} can't be made: {error.strerror}.", "Choose another data directory with --data."
@@ -145,6 +146,11 @@ def _make(path: Path) -> None:
         raise EnvironmentRefusal(
             "directory", f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}.",
             "Run as that user, or choose another data directory with --data.",
+        )  # fmt: skip
+    if strange:  # a home, /tmp: to make it private would lock others out
+        raise EnvironmentRefusal(
+            "directory", f"{path} is open to others and holds files that are no plane's.",
+            "Choose a new or empty data directory with --data.",
         )  # fmt: skip
     path.chmod(0o700)
     disk = os.statvfs(path)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,12 @@ MODULES: Final = ("controlplane.", "web.", "worker.", "pool.")
 
 def belonging(data: Path) -> list[Identity]:
     """Return the live processes of the plane in `data`, oldest first; this process is not among them."""
-    roots = _roots(data)
+    name, cluster = str(data), _cluster(data)
     found: list[Identity] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        if _belongs(entry, roots) and (identity := Identity.of(int(entry.name))) is not None:
+        if _belongs(entry, name, cluster) and (identity := Identity.of(int(entry.name))) is not None:
             found.append(identity)
     return sorted(found, key=lambda one: one.started)
 
@@ -45,27 +46,35 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _roots(data: Path) -> tuple[str, ...]:
-    """The data directory, and where its Postgres lives if that is elsewhere."""
+def _cluster(data: Path) -> str | None:
+    """Where the plane's Postgres keeps its data; None: nowhere, it can't have been started."""
     try:
-        return str(data), str(Cluster.of(data).home)
-    except ServerRefusal:  # then it was never started either
-        return (str(data),)
+        return str(Cluster.of(data).data)
+    except ServerRefusal:
+        return None
 
 
-def _belongs(entry: Path, roots: tuple[str, ...]) -> bool:
+def _belongs(entry: Path, data: str, cluster: str | None) -> bool:
     try:
         argv = [os.fsdecode(part) for part in (entry / "cmdline").read_bytes().split(b"\0")]
-        if _names(argv, roots):
+        if _names(argv, data, cluster):
             return True
         marks = (entry / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is not ours to look at
         return False
-    return os.fsencode(f"{MARK}={roots[0]}") in marks
+    return os.fsencode(f"{MARK}={data}") in marks
 
 
-def _names(argv: list[str], roots: tuple[str, ...]) -> bool:
-    """Whether this is one of our programs with a path in one of the roots among its arguments."""
-    server = Path(argv[0]).name.rstrip(":") in SERVERS
-    module = len(argv) > 2 and "-m" in argv and argv[argv.index("-m") + 1].startswith(MODULES)
-    return (server or module) and any(part == root or f"{root}/" in part for part in argv[1:] for root in roots)
+def _names(argv: list[str], data: str, cluster: str | None) -> bool:
+    """Whether this is one of our programs, started for exactly this directory: what lies below it may be another plane's."""
+    given = dict(pairwise(argv))
+    match Path(argv[0]).name, given.get("-m", ""):
+        case "postgres", _:
+            return cluster is not None and given.get("-D") == cluster
+        case "nats-server", _:
+            return given.get("-c") == f"{data}/nats/nats.conf"
+        case _, module if module.startswith(MODULES):
+            instance = given.get("--instance-dir", "").startswith(f"{data}/run/inst/")
+            return instance or given.get("--data") == data or given.get("--socket") == f"{data}/run/pool/pool.sock"
+        case _:
+            return False

@@ -1,6 +1,7 @@
 """The command line: `enginehouse`. Commands are imported when they are asked for, so that none pays for another's imports."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def enginehouse(context: click.Context, data: Path | None) -> None:
 
     Exit codes: 0 done; 1 refused or failed; 2 wrong usage, or something in the way on this machine.
     """
-    context.obj = data.expanduser().absolute() if data else default().absolute()
+    context.obj = Path(os.path.abspath((data or default()).expanduser()))  # as the plane's processes were told it
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -62,6 +62,22 @@ def test_a_path_that_cannot_be_made_is_refused(short: Path) -> None:
         Directory.open(short / "file" / "d")
 
 
+def test_a_directory_of_others_is_refused_and_stays_open_to_them(short: Path) -> None:
+    """`up --data /tmp`, or a home: making it private would lock everybody out of it."""
+    shared = short / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    (shared / "a file").touch()
+    with pytest.raises(EnvironmentRefusal, match="open to others"):
+        Directory.open(shared)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
+    (shared / "a file").unlink()
+    Directory.open(shared).close()
+    shared.chmod(0o755)
+    Directory.open(shared).close()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+
+
 def test_a_full_disk_is_refused(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compose.directory.ROOM_BYTES", 1 << 60)
     with pytest.raises(EnvironmentRefusal) as caught:

@@ -22,3 +22,27 @@ async def test_marked_processes_are_found_and_ended_and_others_are_left(tmp_path
         for process in (ours, others):
             process.kill()
             process.wait()
+
+
+async def test_a_plane_below_the_directory_is_another_plane(tmp_path: Path) -> None:
+    """`down --data /tmp` must not end what runs in /tmp/other."""
+    idle = tmp_path / "worker" / "idle.py"
+    idle.parent.mkdir()
+    idle.write_text("import time\ntime.sleep(600)\n")
+    argv = [sys.executable, "-S", "-m", "worker.idle"]  # -S: without the installed package of that name
+    data = tmp_path / "plane"
+    arguments = (
+        ("--data", f"{data}"),
+        ("--instance-dir", f"{data}/run/inst/ins_1"),
+        ("--socket", f"{data}/run/pool/pool.sock"),
+    )
+    started = [subprocess.Popen([*argv, *one], cwd=tmp_path) for one in arguments]
+    try:
+        assert belonging(tmp_path) == []
+        assert belonging(data / "run") == []
+        assert {one.pid for one in belonging(data)} == {one.pid for one in started}
+        assert await clear(data) == len(started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
