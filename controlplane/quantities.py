@@ -14,6 +14,9 @@ _UNITS: Final = {
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
 _MILLISECONDS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+_SHARE: Final = re.compile(r"\d{1,18}(?:\.\d{1,18}|/\d{1,18})?", re.ASCII)
+"""No exponents: a fraction of 1e999999999 takes all the memory there is to be found too large."""
+
 SHARES: Final = (1, 2, 4, 8)
 """Runs of cells that a grant may have: the nodes of the buddy tree."""
 
@@ -46,11 +49,15 @@ def share_cells(value: object) -> int | None:
     if value == "auto":
         return None
     wrong = ValueError(f'{value!r} is not a share of a device; write "auto", or one between 1/8 and 1 such as 1, 0.5 or "1/4"')
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise wrong
+    written = value.replace(" ", "") if isinstance(value, str) else ""
     try:
-        share = Fraction(value.replace(" ", "") if isinstance(value, str) else str(value))
-    except (ValueError, ZeroDivisionError):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+            share = Fraction(value)
+        elif _SHARE.fullmatch(written):
+            share = Fraction(written)
+        else:
+            raise wrong
+    except ZeroDivisionError:
         raise wrong from None
     if not 0 < share <= 1:
         raise wrong

@@ -39,7 +39,26 @@ def test_the_smallest_run_of_cells_that_holds_a_share(share: object, cells: int 
     assert share_cells(share) == cells
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.01, "1/0", "half", True, None, [1], float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "share",
+    [
+        0,
+        -1,
+        1.01,
+        "1/0",
+        "half",
+        True,
+        None,
+        [1],
+        float("nan"),
+        float("inf"),
+        1e308,
+        10**400,
+        "1e999999999",
+        "1e-999999999",
+        "1/00",
+    ],
+)
 def test_what_is_no_share(share: object) -> None:
     with pytest.raises(ValueError, match="not a share"):
         share_cells(share)
