@@ -39,7 +39,9 @@ def create_app(services: Services) -> Litestar:
             "bus": services.bus, "health": services.health,
             "stage": services.stage,
         }),
-        exception_handlers={ApiError: _api_error, Refused: _refused, HTTPException: _http_error, Exception: _crashed},
+        exception_handlers={
+            ApiError: _api_error, Refused: _refused, HTTPException: _http_error, RecursionError: _too_deep, Exception: _crashed,
+        },
         middleware=[metrics.config.middleware],
         request_max_body_size=BODY_LIMIT,
         logging_config=None,
@@ -79,6 +81,11 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
+
+
+def _too_deep(request: Request[Any, Any, Any], error: RecursionError) -> Response[bytes]:
+    """Nothing else in here recurses: it was the JSON reader, at a body of brackets."""
+    return _api_error(request, ApiError(400, "invalid", "the body is nested too deeply to be read"))
 
 
 def _crashed(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -32,9 +32,10 @@ STATUS: Final[Mapping[Code, int]] = {
 }
 
 ENDED_STATUS: Final[Mapping[str, int]] = {
-    "too_long": 400, "invalid": 400, "cancelled": 410, "engine_died": 502, "frontend_lost": 502, "internal": 500,
+    "too_long": 400, "invalid": 400, "cannot_fit": 400, "model_retired": 404, "cancelled": 410, "engine_died": 502,
+    "frontend_lost": 502, "internal": 500,
 }  # fmt: skip
-"""Codes with which a request that was admitted can fail; any other is 503."""
+"""Codes with which a request that was admitted can fail; any other is 503, and trying again may help."""
 
 RETRY_STATUS: Final = frozenset({429, 503})
 DEFAULT_RETRY_MS: Final = 1000

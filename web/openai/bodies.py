@@ -50,12 +50,12 @@ class _Common(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     ignore_eos: bool | None = None
-    stop: str | Annotated[list[Stop], Meta(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
     n: int | None = None
     best_of: int | None = None
     logprobs: bool | int | None = None
@@ -69,10 +69,14 @@ class ChatBody(_Common, kw_only=True):
     max_completion_tokens: Tokens | None = None
     top_logprobs: int | None = None
     tools: list[Any] | None = None
+    tool_choice: Any = None
     functions: list[Any] | None = None
+    function_call: Any = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
 
 
 class CompletionBody(_Common, kw_only=True):
@@ -85,10 +89,12 @@ class CompletionBody(_Common, kw_only=True):
 
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,), "best_of": (1,), "logprobs": (False, 0), "top_logprobs": (0,), "logit_bias": ({},), "tools": ([],),
-    "functions": ([],), "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "echo": (False,),
-    "suffix": ("",),
+    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "echo": (False,), "suffix": ("",),
+    "prediction": (), "web_search_options": (),
 }  # fmt: skip
-"""Fields that would change the answer -> the values with which they don't. Refused, never ignored."""
+"""Fields that would change the answer -> the values with which they don't. Refused, never ignored; a frontend would refuse
+them too, but only once a model has been loaded for it."""
 
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
@@ -131,7 +137,7 @@ def _decode(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
         text = str(error)
         found = _PATH.search(text) or _MISSING.search(text)
         raise invalid(found[1] if found else None, text.replace("$.", "")) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
 
 

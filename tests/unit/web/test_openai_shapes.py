@@ -10,6 +10,7 @@ from web.errors import STATUS, ApiError
 from web.frontend import Finish
 from web.openai import bodies
 from web.openai.chunks import Chunks, comment, whole
+from worker.frontend import request
 
 FINISH = Finish(finish_reason="stop", prompt_tokens=3, completion_tokens=2, chars=5)
 
@@ -74,6 +75,42 @@ def test_prompts_that_are_several_or_none_are_refused(prompt: object) -> None:
     with pytest.raises(ApiError) as caught:
         bodies.completion(json.dumps({"model": "m", "prompt": prompt}).encode())
     assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+def refused(**fields: object) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        bodies.chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop", ""), ("stop", [""]), ("seed", 2**63), ("tool_choice", "required"), ("prediction", {"type": "content"})],
+)
+def test_what_a_frontend_would_refuse_is_refused_before_a_model_is_loaded_for_it(field: str, value: object) -> None:
+    error = refused(**{field: value})
+    assert error.status == 400
+    assert (error.param or "").startswith(field)
+
+
+def test_web_and_frontends_refuse_the_same_fields() -> None:
+    assert bodies.UNSUPPORTED.keys() == request.REFUSED.keys()
+    for name, harmless in request.REFUSED.items():
+        assert all(value in bodies.UNSUPPORTED[name] for value in harmless), name
+        assert all(value in harmless for value in bodies.UNSUPPORTED[name]), name
+
+
+def test_brackets_without_end_are_no_fault_of_ours() -> None:
+    with pytest.raises(ApiError, match="not JSON") as caught:
+        bodies.chat(b'{"model": "m", "x": ' + b"[" * 100_000)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(("code", "status"), [("cannot_fit", 400), ("model_retired", 404), ("load_failed", 503)])
+def test_a_request_that_can_never_be_served_is_not_to_be_tried_again(code: str, status: int) -> None:
+    error = ApiError.ended(code, "x")
+    assert error.status == status
+    assert (status == 503) == ("retry-after" in error.headers)
 
 
 def test_every_refusal_has_a_status_and_retries_say_when() -> None:
