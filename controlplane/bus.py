@@ -41,6 +41,8 @@ class Bus:
         self.name = name
         self.closed = asyncio.Event()
         """Set once the connection is gone for good (closed here, or refused by the server)."""
+        self._begun = False
+        """Whether the client was asked to connect: before that it can't be closed."""
         self._on_reconnect: set[Callable[[], None]] = set()
 
     @staticmethod
@@ -56,6 +58,7 @@ class Bus:
             async with asyncio.timeout(deadline_s):
                 # The client sleeps for two seconds after a refused connection, so the port is waited for here.
                 await _port(plane.nats_url)
+                self._begun = True
                 await self.nc.connect(
                     plane.nats_url, name=self.name, token=plane.nats_token, max_reconnect_attempts=-1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
                     connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=self._error,
@@ -80,9 +83,12 @@ class Bus:
         return load(await self._ask(subjects.ASK_STATE, b"", timeout_s))
 
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
-        """Send and forget, as JSON; dropped while the server is away (beats and progress are stale by then)."""
+        """Send and forget, as JSON; dropped while the server is away (beats and progress are stale by then). Raises nothing."""
         if self.nc.is_connected:
-            await self.nc.publish(subject, _encoder.encode(message))
+            try:
+                await self.nc.publish(subject, _encoder.encode(message))
+            except (nats.errors.Error, OSError) as error:
+                log.warning("not_published", bus=self.name, subject=subject, error=repr(error))
 
     async def connected(self, *, timeout_s: float) -> None:
         """Wait until the connection stands. Raises Refused(UNAVAILABLE)."""
@@ -106,7 +112,8 @@ class Bus:
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                 await self.nc.flush(1)
         try:
-            await self.nc.close()
+            if self._begun:
+                await self.nc.close()
         except OSError as error:  # the client was just reconnecting
             log.info("bus_close_failed", bus=self.name, error=repr(error))
         self.closed.set()

@@ -27,6 +27,10 @@ DRAIN_S: Final = 1
 BACKLOG: Final = 2048
 
 
+class NotFollowing(Exception):
+    """This process has stopped following the plane and can't serve any more; whoever supervises it starts another."""
+
+
 class _Server(uvicorn.Server):
     """Signals are ours: uvicorn would wait for open streams before anything else is told to stop."""
 
@@ -36,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(plane: Plane, stop: asyncio.Event, started: Callable[[Services, int], None] = lambda _, __: None) -> None:
-    """Serve until `stop`; `started` hears the port. Raises OSError when the address is taken."""
+    """Serve until `stop`; `started` hears the port. Raises OSError when the address is taken, NotFollowing."""
     listener = _listen(plane.web_host, plane.web_port)
     services = Services.make(plane)
     app = create_app(services)
@@ -49,17 +53,20 @@ async def serve(plane: Plane, stop: asyncio.Event, started: Callable[[Services, 
     figures.register()
     try:
         with services.view.listening(figures.count):
-            async with app.lifespan(), services.running():
+            async with app.lifespan(), services.running() as following:
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 _log.info("web_serves", address="{}:{}".format(*listener.getsockname()[:2]))
                 started(services, listener.getsockname()[1])
                 stopped = asyncio.create_task(stop.wait())
-                await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((serving, stopped, following), return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()
                 _log.info("web_stops")
                 server.should_exit = True
                 await services.stop_streams()
                 await serving
+                failure = following.exception() if following.done() else None
+        if failure is not None:  # out here: Litestar's lifespan would wrap it
+            raise NotFollowing(repr(failure))
     finally:
         figures.unregister()
         listener.close()
@@ -89,6 +96,9 @@ async def _main(data: Path) -> int:
         await serve(plane, stop)
     except OSError as error:
         _log.error("web_cannot_listen", host=plane.web_host, port=plane.web_port, reason=error.strerror)
+        return 1
+    except NotFollowing as error:
+        _log.error("web_failed", reason=str(error))
         return 1
     return 0
 

@@ -84,12 +84,15 @@ class Services:
         )  # fmt: skip
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Connect and follow in the background, for as long as it takes; on the way out close in order."""
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Connect and follow in the background, for as long as it takes; on the way out close in order.
+
+        Gives the task that does so. It ends by itself only when it has failed: then this process is of no use any more.
+        """
         async with self.frontends:
             work = asyncio.create_task(self._run())
             try:
-                yield
+                yield work
             finally:
                 await self.stop_streams()
                 work.cancel()
@@ -105,6 +108,8 @@ class Services:
                 await self.bus.open(self.plane, deadline_s=None)
                 group.create_task(self.view.run())
                 group.create_task(self.gateway.run())
+                await self.bus.closed.wait()
+                raise ConnectionError("the connection to NATS was closed for good")
         except Exception:
             _log.exception("web_stopped_following")
             raise
