@@ -124,8 +124,11 @@ class Gateway:
                 raise
         if self.gateway == asked:  # nobody else has opened it again meanwhile
             self.opened.clear()
-        async with asyncio.timeout(ADMIT_S):
-            await self._open()
+        try:
+            async with asyncio.timeout(ADMIT_S):
+                await self._open()
+        except TimeoutError:
+            raise _not_open() from None
         return await self.bus.command(COMMAND_GATEWAY, self._order(make(self.gateway)), timeout_s=ADMIT_S)
 
     async def _until_open(self) -> None:
@@ -133,7 +136,7 @@ class Gateway:
             async with asyncio.timeout(OPEN_S if self.bus.nc.is_connected else 0):
                 await self.opened.wait()
                 return
-        raise Refused(Code.UNAVAILABLE, "this gateway is not admitted by the decider yet; try again", retry_after_ms=1000)
+        raise _not_open()
 
     async def interrupt(self, lost: Interrupt) -> Answer:
         """Say that a running request lost its instance; insists for `INTERRUPT_S`. Raises Refused."""
@@ -204,6 +207,10 @@ class Gateway:
 
 def stopping() -> ApiError:
     return ApiError(503, "unavailable", "this web process is stopping; try again", retry_after_ms=1000)
+
+
+def _not_open() -> Refused:
+    return Refused(Code.UNAVAILABLE, "this gateway is not admitted by the decider yet; try again", retry_after_ms=1000)
 
 
 def _now_ms() -> int:

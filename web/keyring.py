@@ -17,7 +17,7 @@ TTL_S: Final = 5.0
 """A revoked token stops working within this time."""
 LOOKUP_S: Final = 2.0
 LOOKUPS: Final = 4
-"""At once: unknown tokens must not crowd out everything else."""
+"""Of tokens not seen before, at once: they must crowd out neither everything else nor the renewal of known ones."""
 KNOWN_LIMIT: Final = 10_000
 
 
@@ -66,7 +66,8 @@ class Keyring:
                     raise wrong()
             return Identity(name=known.name, scope=known.scope)
         try:
-            found = await self._look_up(name)
+            async with asyncio.timeout(LOOKUP_S), self._slots:
+                found = await self._look_up(name)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.warning("token_not_checked", reason=repr(error))
             message = "the database that holds the tokens does not answer, and this token was not seen before; try again"
@@ -91,7 +92,8 @@ class Keyring:
             found = await self._look_up(name)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.warning("token_not_renewed", token=name, reason=repr(error))
-            self._known[name].checked_at = time.monotonic()
+            if (known := self._known.get(name)) is not None:
+                known.checked_at = time.monotonic()
             return
         if found is None:
             self._known.pop(name, None)
@@ -99,7 +101,7 @@ class Keyring:
             self._known[name] = found
 
     async def _look_up(self, name: str) -> _Known | None:
-        async with self._slots, asyncio.timeout(LOOKUP_S):
+        async with asyncio.timeout(LOOKUP_S):
             pool = await self._connected()
             row = await pool.fetchrow("select name, scope, hash from token where id = $1 and revoked_at is null", name)
         if row is None:
@@ -108,7 +110,7 @@ class Keyring:
 
     async def _connected(self) -> "asyncpg.Pool":
         if self._pool is None:
-            pool = asyncpg.create_pool(self._url, min_size=0, max_size=LOOKUPS, max_inactive_connection_lifetime=60)
+            pool = asyncpg.create_pool(self._url, min_size=0, max_size=2 * LOOKUPS, max_inactive_connection_lifetime=60)
             self._pool = pool
             await pool
         return self._pool

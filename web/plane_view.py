@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from itertools import count
 from typing import Final
 
@@ -121,8 +121,9 @@ class PlaneView:
         if not self._loaded:
             self.replace(await self._bus.state(timeout_s=5))
         self._set_following(True)
-        async for recorded in follow(self._bus, after=self.fleet.position):
-            self.apply(recorded)
+        async with aclosing(follow(self._bus, after=self.fleet.position)) as events:
+            async for recorded in events:
+                self.apply(recorded)
         raise Gap("the event feed ended")
 
     def replace(self, fleet: Fleet) -> None:
@@ -196,8 +197,13 @@ class PlaneView:
         if self.fleet.position < position:
             reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._positions, (position, next(self._tick), reached))
-            async with asyncio.timeout(deadline_s):
-                await reached
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await reached
+            finally:
+                if not reached.done() or reached.cancelled():  # a position that never comes must not be remembered for ever
+                    self._positions = [entry for entry in self._positions if entry[2] is not reached]
+                    heapq.heapify(self._positions)
         return self.fleet
 
     def _settle_positions(self) -> None:

@@ -4,6 +4,7 @@ A token reads `eh_<id>_<secret>`; table `token` holds the SHA-256 of the secret.
 minutes; a file named for its SHA-256 in `<data>/secrets/login` stands for it, and taking the file away uses it up.
 """
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -109,8 +110,9 @@ def drop_old_codes(data: Path) -> None:
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        if time.time() - path.stat().st_mtime > CODE_S:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # just used
+            if time.time() - path.stat().st_mtime > CODE_S:
+                path.unlink()
 
 
 def _codes(data: Path) -> Path:

@@ -53,6 +53,18 @@ def test_events_that_come_again_are_counted_once() -> None:
     assert followed.fleet.position == 2000
 
 
+async def test_a_position_that_never_comes_is_forgotten_with_its_waiter() -> None:
+    followed = view()
+    for deadline_s in (0.0, 0.001):
+        with pytest.raises(TimeoutError):
+            await followed.wait_position(10**9, deadline_s)
+    assert followed._positions == []
+    waiting = asyncio.create_task(followed.wait_position(1))
+    await asyncio.sleep(0)
+    followed.apply(opened(1))
+    assert (await waiting).position == 1
+
+
 def test_a_missing_event_is_noticed() -> None:
     followed = view()
     followed.apply(opened(1))
