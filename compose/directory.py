@@ -1,5 +1,6 @@
 """The data directory: where it is, who may read it, who holds it, and the secrets and device UUIDs that it keeps."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -94,18 +95,16 @@ class Directory:
     def secret(self, name: str) -> str:
         """Return the secret of that name, made (256 bits, 0600) when it is first asked for."""
         path = self.path / "secrets" / name
-        try:
-            return path.read_text().strip()
-        except FileNotFoundError:
-            fresh = secrets.token_urlsafe(32)
-            self.keep_secret(name, fresh)
-            return fresh
+        with contextlib.suppress(FileNotFoundError):
+            if kept := path.read_text().strip():  # an empty one, which a crash may have left, anybody could guess
+                return kept
+        fresh = secrets.token_urlsafe(32)
+        self.keep_secret(name, fresh)
+        return fresh
 
     def keep_secret(self, name: str, value: str) -> Path:
         path = self.path / "secrets" / name
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(value + "\n")
+        _replace(path, value.encode() + b"\n")
         return path
 
     def device_uuid(self, name: str) -> str:
@@ -117,9 +116,7 @@ class Directory:
             known = {}
         if name not in known:
             known[name] = str(uuid.uuid4())
-            fresh = path.with_suffix(".json.new")
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")
-            fresh.replace(path)
+            _replace(path, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
         return known[name]
 
 
@@ -130,6 +127,17 @@ def holder(path: Path) -> Holder | None:
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return held if held.process.alive else None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file (0600) whole or not at all, also when the machine loses its power meanwhile."""
+    fresh = path.with_name(f"{path.name}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    fresh.replace(path)
 
 
 def _make(path: Path) -> None:

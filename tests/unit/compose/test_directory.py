@@ -85,6 +85,16 @@ def test_a_full_disk_is_refused(short: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert caught.value.code == "disk_full"
 
 
+def test_a_secret_that_a_crash_left_empty_is_made_anew(short: Path) -> None:
+    """With an empty node token or cookie key, anybody on the machine could make a valid one."""
+    with Directory.open(short / "d") as directory:
+        (directory.path / "secrets" / "key").write_text("\n")
+        made = directory.secret("key")
+        assert len(made) > 40
+        assert directory.secret("key") == made
+        assert [path.name for path in (directory.path / "secrets").iterdir()] == ["key"]
+
+
 def test_secrets_and_device_uuids_stay(short: Path) -> None:
     with Directory.open(short / "d") as directory:
         first = directory.secret("key"), directory.device_uuid("cpu0"), directory.device_uuid("cpu1")
