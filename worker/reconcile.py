@@ -60,9 +60,15 @@ class Reconciler:
 
     async def _revive(self, instance: str) -> None:
         """A fault of ours must not leave an instance without a keeper: look at it anew, as a new worker would."""
-        await asyncio.sleep(REVIVE_S)
-        keeper = Keeper(self._site, instance, self._report)
-        await keeper.local.adopt()
+        while True:
+            await asyncio.sleep(REVIVE_S)
+            keeper = Keeper(self._site, instance, self._report)
+            try:
+                await keeper.local.adopt()
+            except Exception:
+                log.exception("not_revived", instance=instance)
+            else:
+                break
         self.add(keeper)
         if self._desired is not None:
             keeper.want(self._desired.instances.get(instance))

@@ -89,6 +89,8 @@ class Reporter:
                     level = log.info if refused.code is Code.STALE else log.error
                     level("report_refused", report=type(order.body).__name__, code=refused.code, message=refused.message)
                     return
+            except Exception:  # a fault of ours must not leave the plane without this word, nor those behind it unsent
+                log.exception("report_failed", report=type(order.body).__name__, id=order.id)
             else:
                 log.info("reported", report=type(order.body).__name__, id=order.id, position=getattr(answer, "position", 0))
                 return

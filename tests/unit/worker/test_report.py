@@ -75,6 +75,21 @@ async def test_a_report_is_sent_until_the_plane_answers() -> None:
     assert len({order.id for order in orders}) == 1
 
 
+class Faulty(Plane):
+    """Fails once in a way that nobody thought of."""
+
+    async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
+        if not self.orders:
+            self.orders.append(order)
+            raise ValueError("not thought of")
+        return await super().command(subject, order)
+
+
+async def test_a_fault_holds_up_neither_a_report_nor_those_behind_it() -> None:
+    orders = await sent(Faulty(), up(5), slept(6))
+    assert [type(order.body) for order in orders] == [ReportUp, ReportUp, ReportSlept]
+
+
 async def test_a_stale_report_is_not_sent_again_and_the_next_one_is() -> None:
     orders = await sent(Plane(Code.STALE), up(5), slept(6))
     assert [type(order.body) for order in orders] == [ReportUp, ReportSlept]
