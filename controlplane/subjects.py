@@ -95,6 +95,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
+    """None: this node can't tell (and `error` is empty), or there is no prompt to count."""
     error: str = ""
-    """A sentence when the prompt can't be rendered (e.g. the chat template refuses it)."""
+    """A sentence when the caller's prompt can't be rendered (e.g. the chat template refuses it)."""

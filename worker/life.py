@@ -95,8 +95,13 @@ class Life:
             keeper = Keeper(self._site, directory.instance, self._reporter.report)
             await keeper.local.adopt()
             if left_over(keeper.local):
-                await skeleton.clear(keeper.local)
-                log.info("cleared", instance=directory.instance)
+                try:
+                    await skeleton.clear(keeper.local)
+                except StepFailed as failure:  # its keeper goes on trying, and says that it is gone only when it is
+                    log.error("not_cleared", instance=directory.instance, code=failure.code, message=failure.message)
+                    kept.append(keeper)
+                else:
+                    log.info("cleared", instance=directory.instance)
             else:
                 kept.append(keeper)
                 log.info("adopted", instance=directory.instance, seen=msgspec.to_builtins(keeper.local.seen))
@@ -150,8 +155,11 @@ class Life:
             shelved = await self._stock.find(asked.model)
             body = msgspec.json.decode(asked.body, type=dict[str, object])
             answer = Measured(prompt_tokens=await asyncio.to_thread(count_tokens, shelved.source, asked.kind, body))
-        except (Invalid, StepFailed, ValueError, msgspec.MsgspecError) as error:
-            answer = Measured(error=str(error) or type(error).__name__)
+        except Invalid as invalid:
+            answer = Measured(error=invalid.message)
+        except (StepFailed, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            log.info("not_measured", reason=repr(error))  # no fault of the caller's: whoever serves the prompt counts anyway
+            answer = Measured()
         await message.respond(msgspec.json.encode(answer))
 
 

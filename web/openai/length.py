@@ -51,6 +51,9 @@ def too_long(model: Model, prompt: int, answer: int, param: str) -> ApiError:
 
 
 async def _count(bus: Bus, fleet: Fleet, model: Model, ask: Ask) -> int | None:
+    """Tokens of the prompt; None: no node can tell."""
+    if not bus.nc.is_connected:
+        return None
     request = msgspec.json.encode(Measure(model=model.model, kind=ask.kind, body=msgspec.Raw(ask.body)))
     for node in (node.node for node in fleet.nodes.values() if node.heard):
         try:
@@ -61,5 +64,6 @@ async def _count(bus: Bus, fleet: Fleet, model: Model, ask: Ask) -> int | None:
             continue
         if measured.error:
             raise ApiError(400, "invalid", measured.error, param="messages" if ask.kind == "chat" else "prompt")
-        return measured.prompt_tokens
+        if measured.prompt_tokens is not None:
+            return measured.prompt_tokens
     return None

@@ -43,7 +43,7 @@ class ScriptedNode:
         self._devices = devices
         self.script = Script()
         self.frontends: dict[str, ScriptedFrontend] = {}
-        self.measured = 5
+        self.measured: int | None = 5
         self.measures = 0
         self.climb = asyncio.Event()
         self.climb.set()

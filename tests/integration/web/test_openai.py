@@ -118,6 +118,16 @@ async def test_a_prompt_that_is_too_long_is_refused_before_anything_is_loaded(ho
     assert house.node.measures == 2
 
 
+async def test_a_node_that_cannot_measure_a_prompt_is_no_fault_of_the_callers(house: House) -> None:
+    """Its source may be away for a moment: the frontend counts anyway."""
+    await house.register("alpha")
+    house.node.measured = None
+    long = [{"role": "user", "content": "word " * 4000}]
+    answer = await house.ai.chat.completions.create(model="alpha", messages=long)  # type: ignore[arg-type]
+    assert answer.choices[0].message.content == "one two three"
+    assert house.node.measures == 1
+
+
 async def test_what_the_frontend_finds_wrong_is_the_callers_400(house: House) -> None:
     await house.register("alpha")
     await house.chat()
