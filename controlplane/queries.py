@@ -7,13 +7,16 @@ Where a list can be long it is paged by position: `before` the last one seen.
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
+import asyncpg
 import msgspec
 from sqlalchemy import ColumnElement, Select, and_, column, func, insert, literal_column, or_, select, table, update
+from sqlalchemy import event as hooks
 from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from controlplane.envelope import Recorded
-from controlplane.log.postgres import COLUMNS, engine, recorded
+from controlplane.log.postgres import COLUMNS, CONNECT_S, READERS, recorded
 
 _EVENT: Final = table("event", *(column(name) for name in ("position", "stream", "version", "type", "operation", "data")))
 _TOKEN: Final = table("token", *(column(name) for name in ("id", "name", "hash", "scope", "created_at", "revoked_at")))
@@ -45,7 +48,7 @@ class Queries:
 
     @classmethod
     def open(cls, postgres_url: str) -> Self:
-        return cls(engine(postgres_url))
+        return cls(_engine(postgres_url))
 
     async def close(self) -> None:
         await self.pool.dispose()
@@ -167,3 +170,22 @@ class Queries:
 
 def _tokens() -> Select[Any]:
     return select(_TOKEN.c.id, _TOKEN.c.name, _TOKEN.c.scope, _TOKEN.c.created_at, _TOKEN.c.revoked_at)
+
+
+def _engine(url: str) -> AsyncEngine:
+    """An engine for a URL as asyncpg reads it (`?host=` may name a socket directory), without transactions of its own."""
+
+    async def connect() -> Any:
+        return await asyncpg.connect(url, timeout=CONNECT_S)
+
+    made = create_async_engine(
+        "postgresql+asyncpg://", async_creator=connect, isolation_level="AUTOCOMMIT", pool_size=READERS, max_overflow=READERS
+    )
+    hooks.listen(made.sync_engine, "checkout", _fresh)
+    return made
+
+
+def _fresh(connection: Any, *_: object) -> None:
+    """Have the pool replace a connection that its server has ended: errors of the driver pass the pool by unseen."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError("the server has closed it")

@@ -19,6 +19,8 @@ from web.plane_view import PlaneView
 
 FRESH_S: Final = 0.5
 """Callers within this time share one look."""
+FRESH_UNREADY_S: Final = 0.05
+"""Likewise while it is not ready: whoever waits for it (`up`, a load balancer) is to see it at once."""
 ANSWER_S: Final = 2.0
 LAG_LIMIT: Final = 1000
 """Events behind the stream's end: at 10,000 events/s a tenth of a second."""
@@ -42,7 +44,8 @@ class Health:
     async def state(self) -> State:
         """Ask the bus and the decider. Takes `ANSWER_S` seconds at most."""
         async with self._looking:
-            fresh = time.monotonic() - self._looked_at < FRESH_S
+            age_s = time.monotonic() - self._looked_at
+            fresh = self._last is not None and age_s < (FRESH_S if self._last.ready else FRESH_UNREADY_S)
             if self._last is None or not fresh or (self._last.ready and not self._view.synced):
                 self._last = await self._look()
                 self._looked_at = time.monotonic()

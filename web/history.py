@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import asyncpg
-import sqlalchemy.exc
 
 from controlplane.envelope import Recorded
-from controlplane.log.postgres import COLUMNS, borrowed, engine, recorded
+from controlplane.log.postgres import COLUMNS, readers, recorded
 from controlplane.refusal import Code, Refused
 
 READERS: Final = 4
@@ -20,10 +19,12 @@ class History:
     """Raises Refused(UNAVAILABLE) while Postgres is away."""
 
     def __init__(self, postgres_url: str) -> None:
-        self._pool = engine(postgres_url, size=READERS)
+        self._url = postgres_url
+        self._pool: asyncpg.Pool | None = None
 
     async def close(self) -> None:
-        await self._pool.dispose()
+        if self._pool is not None:
+            self._pool.terminate()
 
     async def events_after(
         self, after: int, *, limit: int, stream: str | None = None, type: str | None = None
@@ -67,9 +68,11 @@ class History:
         conditions = " and ".join(text.format(f"${nth}") for nth, (text, _) in enumerate(parts, start=1))
         query = f"select {COLUMNS} from event where {conditions} order by {order} limit ${len(parts) + 1}"  # noqa: S608
         try:
-            async with borrowed(self._pool) as connection:
-                rows: list[Any] = await connection.fetch(query, *(value for _, value in parts), limit)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlalchemy.exc.SQLAlchemyError) as error:
+            if self._pool is None:
+                self._pool = readers(self._url, size=READERS)
+                await self._pool  # connects to nothing yet
+            rows: list[Any] = await self._pool.fetch(query, *(value for _, value in parts), limit)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise Refused(Code.UNAVAILABLE, f"the log can't be read now: {error!r}", retry_after_ms=2000) from error
         return [recorded(row) for row in rows]
 

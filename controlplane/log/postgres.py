@@ -1,13 +1,10 @@
 """The log in Postgres. The append is one prepared call on a connection of its own; reads borrow from a small pool."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Self
 
 import asyncpg
-from sqlalchemy import event as hooks
-from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from controlplane.envelope import Recorded, decode_event, encode_event
 from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch
@@ -23,53 +20,32 @@ _APPEND: Final = f"select append({', '.join(f'${n}' for n in range(1, 20))})"
 _REFUSALS: Final = {"EH001": StaleEpoch, "EH002": HeadMoved, "EH004": Conflict}
 
 
-def engine(url: str, *, size: int = READERS) -> AsyncEngine:
-    """An engine for a URL as asyncpg reads it (`?host=` may name a socket directory), without transactions of its own."""
-
-    async def connect() -> Any:
-        return await asyncpg.connect(url, timeout=CONNECT_S)
-
-    made = create_async_engine(
-        "postgresql+asyncpg://", async_creator=connect, isolation_level="AUTOCOMMIT", pool_size=size, max_overflow=size
-    )
-    hooks.listen(made.sync_engine, "checkout", _fresh)
-    return made
+def readers(url: str, *, size: int = READERS) -> asyncpg.Pool:
+    """A pool that connects when first asked, and anew where the server has ended a connection. `await` it before use."""
+    return asyncpg.create_pool(url, min_size=0, max_size=size, timeout=CONNECT_S, reset=_nothing)
 
 
-def _fresh(connection: Any, *_: object) -> None:
-    """Have the pool replace a connection that its server has ended: errors of the driver pass the pool by unseen."""
-    if connection.driver_connection.is_closed():
-        raise DisconnectionError("the server has closed it")
-
-
-@asynccontextmanager
-async def borrowed(pool: AsyncEngine) -> AsyncIterator[Any]:
-    """The driver's own connection, out of the engine's pool."""
-    async with pool.connect() as connection:
-        yield await driver(connection)
-
-
-async def driver(connection: AsyncConnection) -> Any:
-    return (await connection.get_raw_connection()).driver_connection
+async def _nothing(_connection: Any) -> None:
+    """Readers leave no state behind on a connection: none is reset, which would be a round trip more for each read."""
 
 
 class PostgresLog:
     """See `contract.Log`. `open` connects, `close` ends it. Only one task may append."""
 
-    def __init__(self, pool: AsyncEngine, writer: AsyncConnection, append: Any) -> None:
-        self.pool = pool
+    def __init__(self, pool: asyncpg.Pool, writer: Any, append: Any) -> None:
+        self._pool = pool
         self._writer = writer
         self._append = append
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        pool = engine(url, size=READERS + 1)
-        writer = await pool.connect()
-        return cls(pool, writer, await (await driver(writer)).prepare(_APPEND))
+        writer = await asyncpg.connect(url, timeout=CONNECT_S)
+        append = await writer.prepare(_APPEND)
+        return cls(await readers(url), writer, append)
 
     async def close(self) -> None:
         await self._writer.close()
-        await self.pool.dispose()
+        await self._pool.close()
 
     async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
         try:
@@ -150,7 +126,8 @@ class PostgresLog:
         return [recorded(row) for row in rows]
 
     def _reading(self) -> AbstractAsyncContextManager[Any]:
-        return borrowed(self.pool)
+        borrowed: AbstractAsyncContextManager[Any] = self._pool.acquire()
+        return borrowed
 
 
 def recorded(row: Sequence[Any]) -> Recorded:

@@ -16,15 +16,13 @@ from blake3 import blake3
 from pool.messages import Tensor
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State
+from worker.engines.pretence import CONTEXT_TOKENS, IDENTITY
 from worker.engines.weights import Weights
 from worker.processes import private_bytes
 
 EOS: Final = 256
 VOCABULARY: Final = 257
-CONTEXT_TOKENS: Final = 4096
 MAX_NUM_SEQS: Final = 8
-IDENTITY: Final = "fake.identity"
-"""A small tensor that differs in every weight set: a wrong mapping is seen by reading it."""
 PREFIX: Final = b"You said: "
 
 

@@ -159,6 +159,7 @@ class Process:
                         self._engine.submit(request, prompt, sampling)
                         self._step_at = 0.0
                     except EngineFault as fault:
+                        self._ended = self._ended or fault.fatal
                         self._tokens.send(self._outbox.end(request, "failed", f"{fault.code}: {fault.message}"))
                 case Abort(request=request):
                     self._engine.abort(request)

@@ -7,7 +7,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from worker.engines.fake import IDENTITY
+from worker.engines.pretence import IDENTITY
 from worker.frontend.chat import FAKE
 from worker.sources.places import made, models, name_of
 

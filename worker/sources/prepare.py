@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from controlplane.arguments import shaping
 from controlplane.spec import ModelFacts, ModelSpec
-from worker.engines.fake import CONTEXT_TOKENS
+from worker.engines.pretence import CONTEXT_TOKENS
 from worker.frontend.chat import load
 from worker.frontend.request import Invalid
 from worker.sources.fakes import WEIGHT_BYTES, fake_source
