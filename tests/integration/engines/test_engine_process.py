@@ -199,6 +199,19 @@ async def test_another_engines_weights_are_refused(room: Room, tmp_path: Path) -
     assert (await room.holder.ok(Health())).attached is None
 
 
+async def test_weights_that_change_under_it_end_it(room: Room) -> None:
+    side = Side(room)
+    await side.listen()
+    await up(room)
+    await side.greeted()
+    maps = Path(f"/proc/{room.processes['engine'].pid}/maps").read_text().splitlines()
+    [segment] = {Path(line.split(maxsplit=5)[5]) for line in maps if line.endswith(".segment")}
+    segment.chmod(0o600)
+    segment.write_bytes(b"\xff" * segment.stat().st_size)
+    await side.say(Submit(request="r", prompt=(1,), sampling=GREEDY))
+    assert await asyncio.to_thread(room.processes["engine"].wait, DEADLINE_S) == 0
+
+
 async def test_it_ends_when_told_and_when_its_holder_is_gone(room: Room) -> None:
     await up(room)
     await room.holder.ok(Shutdown())
