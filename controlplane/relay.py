@@ -11,6 +11,7 @@ The desk hands it each commit directly. It never holds up a commit: a bus that i
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ WINDOW: Final = 256
 PAGE: Final = 2_000
 ACKNOWLEDGED_S: Final = 5.0
 RETRY_S: Final = 0.2
+LOOK_S: Final = 5.0
+"""While nothing happens, the stream is looked at this often: one that was deleted by hand would else be missed only at the
+next event, and followers that start meanwhile find nothing."""
 SAMPLES: Final = 16
 """Places at which the stream is compared with the table at each connection; `audit` compares all."""
 EXPECTED: Final = "Nats-Expected-Last-Sequence"
@@ -110,10 +114,23 @@ class Relay:
                     raise _Restart("reconnected")
                 if events := await self._next():
                     await self._send(events, inbox, acknowledged)
-                else:
-                    await self._news.wait()
+                elif not await self._heard():
+                    await self._still_there()
         finally:
             await subscription.unsubscribe()
+
+    async def _heard(self) -> bool:
+        """Wait for news; False: there were none for `LOOK_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        return self._news.is_set()
+
+    async def _still_there(self) -> None:
+        """Raises _Restart, or NotFoundError, when the stream does not end where we left it."""
+        last = (await self._bus.js.stream_info(subjects.STREAM)).state.last_seq
+        if last != self.sent:
+            raise _Restart(f"the stream ends at {last}, event {self.sent} was sent")
 
     async def _next(self) -> list[Recorded]:
         """The events after `sent`: from what was fed, if that joins on, else from the table."""

@@ -99,6 +99,16 @@ async def test_a_lost_stream_is_made_anew(bus: Bus, scribe: Scribe, relay: Relay
     assert await take(bus, 11) == scribe.written
 
 
+async def test_a_stream_that_is_lost_while_nothing_happens_is_made_anew(
+    bus: Bus, scribe: Scribe, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.relay.LOOK_S", 0.05)
+    await scribe.write(3, relay)
+    await reached(relay, 3)
+    await bus.js.delete_stream(subjects.STREAM)
+    assert await take(bus, 3) == scribe.written
+
+
 async def test_a_stream_cut_at_its_end_is_filled_up(bus: Bus, scribe: Scribe, log: PostgresLog) -> None:
     await scribe.write(20)
     old = Relay(bus, log)
