@@ -11,7 +11,7 @@ from compose.child import ChildSpec
 from compose.readiness import answers
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
-from pool.client import PoolClient
+from pool.client import PoolClient, PoolRefused
 
 WEB_STOP_S: Final = 8.0
 """Its streams are told first."""
@@ -52,7 +52,7 @@ def _pool(plane: Plane, python: tuple[str, ...]) -> ChildSpec:
             return False
         try:
             return (await client.describe()).budget_bytes == plane.pool_bytes  # another budget: it must start anew
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, PoolRefused):
             return False
         finally:
             await client.close()

@@ -51,8 +51,11 @@ class Supervisor:
     async def stop(self, names: Sequence[str] | None = None) -> None:
         """Stop these children, or all, each before the one added earlier."""
         for name in reversed([n for n in self.children if names is None or n in names]):
-            if not await self.children[name].stop():
-                log.warning("child_killed", child=name)
+            try:
+                if not await self.children[name].stop():
+                    log.warning("child_killed", child=name)
+            except TimeoutError as error:  # it hangs in the kernel: the others have to end all the same
+                log.error("child_not_ended", child=name, error=str(error))
         if names is None and self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)

@@ -58,7 +58,10 @@ def _list(data: Path, json: bool) -> None:
 @click.pass_obj
 def add(data: Path, /, name: str | None, file: Path | None, arguments: tuple[str, ...], json: bool, **given: Any) -> None:
     """Register a model."""
-    fields: dict[str, Any] = tomllib.loads(file.read_text()) if file else {}
+    try:
+        fields: dict[str, Any] = tomllib.loads(file.read_text()) if file else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{file} is not TOML: {error}", param_hint="--file") from error
     fields |= {key: value for key, value in given.items() if value}
     if name:
         fields["name"] = name

@@ -52,6 +52,22 @@ async def test_a_child_that_is_killed_comes_back(supervisor: Supervisor) -> None
     assert [(s.name, s.pid) for s in read_states(supervisor.data)] == [("a", pid_of(supervisor, "a"))]
 
 
+async def test_one_child_that_cannot_be_ended_leaves_none_of_the_others_running(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = (supervisor.add(ChildSpec(name=name, argv=SLEEPER)) for name in ("a", "b"))
+    assert await first.ready(5)
+    assert await last.ready(5)
+
+    async def hang() -> bool:
+        raise TimeoutError("process 1 is alive 5 s after SIGKILL")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "stop", hang)
+        await supervisor.stop()
+    assert first.state.state == "stopped"
+
+
 async def test_a_child_that_keeps_crashing_is_shown_and_tried_again(supervisor: Supervisor) -> None:
     child = supervisor.add(ChildSpec(name="bad", argv=(sys.executable, "-c", "import sys; sys.exit('no good')")))
     await until(lambda: child.state.restarts >= 3)
