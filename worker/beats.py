@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Final
 
 import structlog
@@ -70,6 +71,7 @@ class Beats:
             self._pool = (self._pool[0], self._pool[1], False)
         else:
             self._pool = (described.used_bytes, described.budget_bytes, True)
+            await self._site.stock.compare([known.weight_set for known in described.sets], time.monotonic())
         locals_ = [keeper.local for keeper in self._reconciler.keepers.values()]
         found = await asyncio.gather(*(self._instance(local) for local in locals_))
         devices = {known.device: 0 for known in self._site.plane.devices}

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -20,6 +20,8 @@ from worker.shelf import ProgressCall, Shelf, Shelved
 
 RETRY_S: Final = 0.5
 """A dismissed set leaves as soon as the last engine that maps it has unmapped it."""
+STRAY_S: Final = 30.0
+"""How long plane and pool may differ over a set before that is mended: a report may be on its way."""
 AGAIN_S: Final = 10.0
 """A source that could not be reached is tried again after this long."""
 
@@ -33,6 +35,8 @@ class Stock:
         self._shelf, self._desired, self._report, self._board = shelf, desired, report, board
         self._inspections: dict[Goal, asyncio.Task[None]] = {}
         self._drops: dict[str, asyncio.Task[None]] = {}
+        self._strays: dict[str, float] = {}
+        """Sets that only the plane or only the pool knows, and since when (monotonic seconds)."""
         shelf.room_coming = lambda: bool(desired().dismissed)
 
     def follow(self) -> None:
@@ -49,6 +53,23 @@ class Stock:
             self._drops.pop(weight_set).cancel()
         for weight_set in desired.dismissed - self._drops.keys():
             self._drops[weight_set] = asyncio.create_task(self._drop(weight_set), name=f"drop:{weight_set}")
+
+    async def compare(self, present: Collection[str], now_s: float) -> None:
+        """Bring plane and pool together over what is in the pool (`present`) at `now_s` (monotonic); called every second or so.
+
+        What the plane counts and the pool has lost (it was corrupt) is reported. What nobody counts (staged by a worker that
+        died before it said so, or there when a worker began without its pool) is dropped: it takes room that is given away.
+        """
+        staged = self._desired().staged
+        odd = set(staged.keys()) ^ set(present)
+        self._strays = {name: self._strays.get(name, now_s) for name in odd if name not in self._drops}
+        for name in [name for name, since in self._strays.items() if now_s - since >= STRAY_S]:
+            del self._strays[name]
+            if name in staged:
+                log.warning("weights_lost", weight_set=name)
+                self._report(ReportDropped(node=self._desired().node, weight_set=name, code="lost"))
+            elif await self._shelf.dropped(name):
+                log.warning("stray_weights_dropped", weight_set=name)
 
     async def close(self) -> None:
         tasks = [*self._inspections.values(), *self._drops.values()]

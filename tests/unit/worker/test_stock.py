@@ -1,0 +1,58 @@
+"""What plane and pool know of weight sets, brought together."""
+
+from typing import Any
+
+from immutables import Map
+
+from controlplane.commands import ReportDropped
+from worker.board import Board
+from worker.desired import Desired
+from worker.report import Report
+from worker.stock import STRAY_S, Stock
+
+
+class Shelf:
+    """A pool in which some sets are mapped."""
+
+    def __init__(self, mapped: set[str]) -> None:
+        self.mapped, self.dropped_sets = mapped, list[str]()
+
+    async def dropped(self, weight_set: str) -> bool:
+        if weight_set in self.mapped:
+            return False
+        self.dropped_sets.append(weight_set)
+        return True
+
+
+def made(*known: str, mapped: set[str] | None = None) -> tuple[Stock, Shelf, list[Report]]:
+    shelf: Any = Shelf(mapped or set())
+    reports: list[Report] = []
+    desired = Desired(node="n1", staged=Map(dict.fromkeys(known, (("m", 1),))))
+    return Stock(shelf, lambda: desired, reports.append, Board()), shelf, reports
+
+
+async def test_a_set_that_the_pool_has_lost_is_reported() -> None:
+    kept, shelf, reports = made("ws_here", "ws_lost")
+    for now_s in (0, STRAY_S):
+        await kept.compare(["ws_here"], now_s)
+    assert reports == [ReportDropped(node="n1", weight_set="ws_lost", code="lost")]
+    assert shelf.dropped_sets == []
+
+
+async def test_a_set_that_nobody_counts_is_dropped_unless_an_engine_maps_it() -> None:
+    kept, shelf, reports = made("ws_here", mapped={"ws_mapped"})
+    for now_s in (0, STRAY_S):
+        await kept.compare(["ws_here", "ws_stray", "ws_mapped"], now_s)
+    assert (shelf.dropped_sets, reports) == (["ws_stray"], [])
+
+
+async def test_what_is_on_its_way_is_given_time() -> None:
+    kept, shelf, reports = made("ws_lost")
+    for now_s in (0, STRAY_S - 1):
+        await kept.compare(["ws_new"], now_s)
+    await kept.compare(["ws_lost"], STRAY_S - 1)  # the one is there again, the other is gone: both count anew
+    for now_s in (STRAY_S, 2 * STRAY_S - 1):
+        await kept.compare(["ws_new"], now_s)
+    assert (shelf.dropped_sets, reports) == ([], [])
+    await kept.compare(["ws_new"], 2 * STRAY_S)
+    assert (shelf.dropped_sets, len(reports)) == (["ws_new"], 1)
