@@ -6,7 +6,7 @@ import msgspec
 
 
 class OpenGateway(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A web process starts. `replaces_host`: an earlier gateway of the same host and role is gone."""
+    """A web process starts; an earlier gateway of the same host is gone, and its requests end."""
 
     gateway: str
     host: str

@@ -35,4 +35,4 @@ class WeightsDropped(Event, frozen=True, kw_only=True):
     node: str
     weight_set: str
     code: str
-    """`dismissed`, `lost` (not found after a restart) or `corrupt`."""
+    """`dismissed`, `lost` (not found in the pool any more) or `corrupt`."""
