@@ -43,20 +43,26 @@ async def work(data: Path) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    living = asyncio.create_task(_live(plane, data, deadlines), name="life")
+    waiting = asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait({living, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (living, waiting):
+            task.cancel()
+        results = await asyncio.gather(living, waiting, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
+    finally:
+        os.close(lock)
+
+
+async def _live(plane: Plane, data: Path, deadlines: Deadlines) -> None:
     bus = await Bus.connect(plane, f"worker:{plane.node}")
     try:
         async with aiohttp.ClientSession() as session:
-            living = asyncio.create_task(Life(plane, bus, session, preparing(data), deadlines).run(), name="life")
-            waiting = asyncio.create_task(ended.wait())
-            await asyncio.wait({living, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (living, waiting):
-                task.cancel()
-            results = await asyncio.gather(living, waiting, return_exceptions=True)
-            if isinstance(results[0], Exception):
-                raise results[0]
+            await Life(plane, bus, session, preparing(data), deadlines).run()
     finally:
         await bus.close()
-        os.close(lock)
 
 
 def preparing(data: Path) -> Prepare:
