@@ -20,14 +20,16 @@ from controlplane.fleet import Fleet, evolve
 from controlplane.follower import Behind, follow
 from controlplane.log import Log
 from controlplane.refusal import Refused
+from controlplane.upcast import UnknownEvent
 
 FindingCode = Literal[
-    "gap", "version", "time", "two_holders", "returned_unheld", "unfoldable", "holding_differs", "stream_missing",
-    "stream_differs", "stream_behind", "state_differs", "state_unavailable",
+    "gap", "version", "time", "two_holders", "returned_unheld", "unreadable", "unfoldable", "holding_differs",
+    "stream_missing", "stream_differs", "stream_behind", "state_differs", "state_unavailable",
 ]  # fmt: skip
 PAGE: Final = 5_000
 MOST: Final = 100
 """Findings of one kind; a log that is wrong everywhere needs no longer list."""
+UNREADABLE: Final = (msgspec.DecodeError, UnknownEvent)
 STREAM_S: Final = 10.0
 """Longest pause between two messages of the stream."""
 
@@ -88,7 +90,9 @@ class Audit:
     async def _history(self, target: int) -> None:
         """Check and fold up to position `target`."""
         while self._position < target:
-            events = await self._log.read(self._position, min(PAGE, target - self._position))
+            events = await self._page(target)
+            if events is None:
+                continue
             if not events:
                 self._find("gap", f"the table ends at {self._position}, its head says {target}", self._position + 1)
                 self._position = target
@@ -96,6 +100,21 @@ class Audit:
             for recorded in events:
                 self._check(recorded)
             await asyncio.sleep(0)
+
+    async def _page(self, target: int) -> list[Recorded] | None:
+        """The next events; None: the very next one can't be read, and was passed over."""
+        limit = min(PAGE, target - self._position)
+        while True:
+            try:
+                return await self._log.read(self._position, limit)
+            except UNREADABLE as error:
+                if limit > 1:
+                    limit //= 2
+                    continue
+                self._position += 1
+                self._find("unreadable", f"event {self._position} is none of this release's: {error}", self._position)
+                self._fleet = None
+                return None
 
     def _check(self, recorded: Recorded) -> None:
         at, stream = recorded.position, recorded.stream
@@ -161,11 +180,11 @@ class Audit:
                 try:
                     async with asyncio.timeout(STREAM_S):
                         sent = await anext(following)
-                except (TimeoutError, Behind):
+                    if sent.position not in page:
+                        page = {event.position: event for event in await self._log.read(sent.position - 1, PAGE)}
+                except (TimeoutError, Behind, *UNREADABLE):
                     self._find("stream_differs", f"message {at} of {state.last_seq} can't be read or is another event", at)
                     break
-                if sent.position not in page:
-                    page = {event.position: event for event in await self._log.read(sent.position - 1, PAGE)}
                 if page.get(sent.position) != sent:
                     self._find("stream_differs", f"event {sent.position} in the stream is not the table's", sent.position)
                 compared += 1

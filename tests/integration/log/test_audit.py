@@ -76,11 +76,32 @@ async def test_a_sound_plane_has_no_findings(written: PostgresLog, relayed: Rela
         ("delete from holding where cell = 2", "holding_differs"),
         ("update holding set number = 1 where cell = 2", "holding_differs"),
         ("delete from event where position = 5", "gap"),
+        ("update event set data = '{}' where position = 3", "unreadable"),
+        ("update event set type = 'NeverHeardOf' where position = 1", "unreadable"),
+        ("update event set data = jsonb_set(data, '{instance}', '\"ins_9\"') where position = 4", "unfoldable"),
     ],
 )
 async def test_a_tampered_table_is_found_out(written: PostgresLog, owner_database: str, statement: str, code: str) -> None:
     await tampered(owner_database, statement)
     assert code in await codes(written)
+
+
+async def test_an_event_that_can_not_be_read_hides_nothing_behind_it(written: PostgresLog, owner_database: str) -> None:
+    await tampered(owner_database, "update event set data = '{}' where position = 2")
+    await tampered(owner_database, "update event set at = at - interval '1 day' where position = 5")
+    report = await audit(written)
+    assert [(finding.code, finding.position) for finding in report.findings if finding.code != "version"] == [
+        ("unreadable", 2), ("time", 5),
+    ]  # fmt: skip
+    assert report.events == 5
+
+
+async def test_a_stream_that_nobody_fills_is_behind(
+    written: PostgresLog, relayed: Relay, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.audit.STREAM_S", 0.2)
+    await written.append(1, Chronicle(5).record(GatewayOpened(gateway="gw_2", host="h", pid=1)))
+    assert "stream_behind" in await codes(written, bus)
 
 
 async def test_two_holders_in_the_history_are_found(written: PostgresLog, owner_database: str) -> None:
