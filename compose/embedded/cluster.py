@@ -134,7 +134,7 @@ def _account() -> Account:
         return Account(name, entry.pw_uid, entry.pw_gid)
     raise ServerRefusal(
         "no_account", "Postgres does not run as root, and there is neither an account postgres nor nobody.",
-        "Create one, run as an ordinary user, or give a URL with --postgres-url.",
+        "Create one, run as an ordinary user, or give a URL with --postgres.",
     )  # fmt: skip
 
 

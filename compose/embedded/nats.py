@@ -75,7 +75,9 @@ class EmbeddedNats:
             self._port = _free_port()
         elif not _is_free(self._port):
             raise ServerRefusal(
-                "port_taken", f"Port {self._port} on 127.0.0.1 is taken.", "Free it, or give another one with --nats-port."
+                "port_taken",
+                f"Port {self._port} on 127.0.0.1 is taken.",
+                "Free it; `enginehouse up`, started again, takes another port.",
             )
         self._write(configuration)
         self.process = ServerProcess([str(program), "-c", str(configuration)], log=self._log)

@@ -198,7 +198,7 @@ async def check(url: str, *, deadline_s: float = 5.0) -> int:
     try:
         connection = await asyncpg.connect(url, timeout=deadline_s)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
-        raise ServerRefusal("not_answering", f"Postgres does not answer: {error!r}.", "Check --postgres-url.") from error
+        raise ServerRefusal("not_answering", f"Postgres does not answer: {error!r}.", "Check --postgres.") from error
     try:
         number = int(await connection.fetchval("show server_version_num"))
     finally:
