@@ -59,12 +59,20 @@ class History:
         parts.append(("position < coalesce({}, 9223372036854775807)", before))
         return await self._select(parts, "position desc", limit)
 
+    async def first_of_operations(self, operations: Sequence[str]) -> dict[str, Recorded]:
+        """The event with which each operation was asked for."""
+        parts: list[tuple[str, object]] = [("stream = any({})", [f"operation:{name}" for name in operations])]
+        found = await self._select([*parts, ("version = {}", 1)], "position", len(operations))
+        return {recorded.stream.partition(":")[2]: recorded for recorded in found}
+
     async def of_stream(self, stream: str, limit: int = 1000) -> list[Recorded]:
         """One aggregate's events, oldest first."""
         return await self._select([("stream = {}", stream)], "version", limit)
 
     async def _select(self, parts: list[tuple[str, object]], order: str, limit: int) -> list[Recorded]:
-        """Conditions are ours, values are bound."""
+        """Conditions are ours, values are bound. A text with a NUL is in no row: Postgres holds none."""
+        if any(isinstance(value, str) and "\0" in value for _, value in parts):
+            return []
         conditions = " and ".join(text.format(f"${nth}") for nth, (text, _) in enumerate(parts, start=1))
         query = f"select {COLUMNS} from event where {conditions} order by {order} limit ${len(parts) + 1}"  # noqa: S608
         try:

@@ -28,7 +28,8 @@ async def operations(request: Ask, after: Position = None, limit: Limit = 100) -
     shown = [portray.operation(fleet, services.view.beats, known) for known in still_open][:limit]
     if len(shown) < limit:
         ended = await services.history.page_of_events(before=None, limit=limit - len(shown), types=ENDS)
-        shown += [_ended(recorded, None) for recorded in ended]
+        asked = await services.history.first_of_operations([_name(recorded) for recorded in ended])
+        shown += [_ended(recorded, asked.get(_name(recorded))) for recorded in ended]
     return shown
 
 
@@ -55,6 +56,10 @@ async def _past(services: Services, name: FromPath[str]) -> shapes.OperationView
     if not events:
         raise ApiError(404, "operation_unknown", f"there is no operation {name[:100]!r}", details={"operation": name[:100]})
     return _ended(events[-1], events[0])
+
+
+def _name(recorded: Recorded) -> str:
+    return recorded.stream.partition(":")[2]
 
 
 def _ended(recorded: Recorded, first: Recorded | None) -> shapes.OperationView:

@@ -73,7 +73,32 @@ async def test_an_idempotency_key_makes_a_repeat_harmless(house: House) -> None:
     assert first.json() == again.json()
     other = await house.client.post("/api/models/alpha/load", headers={"idempotency-key": "twice"})
     assert other.json()["operation"] != first.json()["operation"]
+    asleep = await house.client.post("/api/models/alpha/sleep", headers=headers)
+    assert asleep.json()["operation"] != first.json()["operation"], "the key was another command's: it is carried out"
+    told = await house.client.get(f"/api/operations/{asleep.json()['operation']}?after={asleep.json()['position']}")
+    assert told.json()["kind"] == "sleep"
     assert (await house.client.post("/api/models/alpha/load", headers={"idempotency-key": "x" * 300})).status_code == 400
+
+
+async def test_lists_of_operations_say_who_asked(house: House) -> None:
+    await house.register("alpha")
+    loading = await house.client.post("/api/models/alpha/load")
+    await house.client.get(loading.headers["location"] + "&wait=10")
+    assert [one["actor"] for one in (await house.client.get("/api/operations")).json()] == ["operator:test"]
+
+
+async def test_a_text_that_no_row_can_hold_finds_nothing(house: House) -> None:
+    for path in ("/api/events?stream=%00", "/api/requests?model=%00"):
+        response = await house.client.get(path)
+        assert (response.status_code, response.json()) == (200, []), path
+
+
+async def test_a_missing_body_and_an_endless_duration_are_named(house: House) -> None:
+    missing = await house.client.post("/api/models")
+    assert (missing.status_code, missing.json()["message"]) == (400, "the request has no body; send JSON")
+    fields = {"name": "a", "source": "fake:x", "engine": "fake", "idle": {"sleep": "99999999999999d"}}
+    endless = await house.client.post("/api/models", json=fields)
+    assert (endless.status_code, endless.json()["details"]["param"]) == (400, "idle.sleep")
 
 
 async def test_reading_after_a_position_to_come_is_504_with_both(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
