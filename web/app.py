@@ -5,7 +5,7 @@ from typing import Any, Final
 import structlog
 from litestar import Litestar, Request, Response
 from litestar.datastructures import State
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp, ControllerRouterHandler
@@ -17,6 +17,7 @@ from web.errors import ApiError
 from web.openai.routes import router as openai
 from web.pages import router as pages
 from web.pages import static
+from web.pages.answers import complaint, for_a_person, said
 from web.rest.routes import router as rest
 from web.services import Services
 
@@ -65,14 +66,11 @@ def _refused(request: Request[Any, Any, Any], error: Refused) -> Response[bytes]
     return _api_error(request, ApiError.of(error))
 
 
-def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes] | Response[str]:
     """Litestar's own: unknown paths, wrong methods, bad parameters, bodies that are too large."""
-    param = None
-    message = error.detail
-    if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
-        first = error.extra[0]
-        param = str(first.get("key") or "") or None
-        message = str(first.get("message", message))
+    if for_a_person(request):
+        return said(request, error)
+    param, message = complaint(error)
     code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "invalid")
     if error.status_code == 413:
         message = f"the body is larger than {BODY_LIMIT} bytes"

@@ -5,9 +5,11 @@ from typing import Annotated, Any, Final
 from litestar import Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.params import QueryParameter
+from markupsafe import escape
 
 from web.auth import session_value
 from web.errors import ApiError
+from web.pages.answers import for_a_person
 from web.sessions import COOKIE, SESSION_S
 from web.tokens import drop_old_codes, use_login_code
 
@@ -18,19 +20,30 @@ PAGE: Final = """<!doctype html>
 <body><main class="login"><h1>enginehouse</h1>
 <p>Open the link that <code>enginehouse up</code> printed, make a new one with <code>enginehouse login</code>,
 or give an API token.</p>
-<form method="post" action="/login"><label>Token
+{said}<form method="post" action="/login"><label>Token
 <input name="token" type="password" autocomplete="off" required autofocus></label>
 <button>Log in</button></form></main></body></html>
 """
 
 
-@get("/login", include_in_schema=False)
+def _form(said: str = "", status: int = 200) -> Response[bytes]:
+    line = f'<p role="alert">{escape(said)}</p>' if said else ""
+    return Response(PAGE.replace("{said}", line).encode(), status_code=status, media_type="text/html")
+
+
+def _not_entered(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
+    if for_a_person(request):
+        return _form(f"{error.message}.", error.status)
+    return Response(error.plain(), status_code=error.status, headers=error.headers, media_type="application/json")
+
+
+@get("/login", include_in_schema=False, exception_handlers={ApiError: _not_entered})
 async def login(
     request: Request[Any, Any, Any], code: Annotated[str | None, QueryParameter(max_length=200)] = None
 ) -> Response[bytes]:
-    """With a code from a login link: a session. Without: a form."""
+    """With a code from a login link: a session. Without, or with one that is used up: a form."""
     if code is None:
-        return Response(PAGE.encode(), media_type="text/html")
+        return _form()
     services = request.app.state.services
     services.sessions.allow_attempt()
     drop_old_codes(services.data)
@@ -40,7 +53,7 @@ async def login(
     return _entered(services.sessions.issue())
 
 
-@post("/login", status_code=303, include_in_schema=False)
+@post("/login", status_code=303, include_in_schema=False, exception_handlers={ApiError: _not_entered})
 async def login_with_token(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The form: a token of scope `admin` gives a session."""
     services = request.app.state.services

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from litestar import MediaType, Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
 
 from controlplane.refusal import Refused
 from web.errors import STATUS
@@ -27,6 +27,22 @@ def page(stage: Stage, name: str, *, here: str = "", status: int = 200, **values
     return html(stage.templates.page(name, here=here, now_ms=now_ms(), **values), status)
 
 
+def for_a_person(request: Request[Any, Any, Any]) -> bool:
+    """Whether a browser asks for a page, and no program for data."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(("/v1", "/api"))
+
+
+def complaint(error: HTTPException) -> tuple[str | None, str]:
+    """Which parameter is wrong, if one is, and what is wrong."""
+    if not (isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra):
+        return None, error.detail
+    first = error.extra[0]
+    param, message = str(first.get("key") or "") or None, str(first.get("message", error.detail))
+    if param == "data" and message == "'data'":  # a missing body is a KeyError to the framework
+        return None, "the request has no body; send JSON"
+    return param, message
+
+
 def said(request: Request[Any, Any, Any], refused: Refused | HTTPException) -> Response[str]:
     """Errors of the pages: a line beside the button for htmx, a page for everybody else."""
     stage = stage_of(request)
@@ -34,7 +50,8 @@ def said(request: Request[Any, Any, Any], refused: Refused | HTTPException) -> R
         status, code, message = STATUS[refused.code], refused.code.value, refused.message
         retry_s = -(-refused.retry_after_ms // 1000) if refused.retry_after_ms else None
     else:
-        status, code, message, retry_s = refused.status_code, "", refused.detail, None
+        param, what = complaint(refused)
+        status, code, message, retry_s = refused.status_code, "", f"{param}: {what}" if param else what, None
     if request.headers.get("hx-request"):
         error = {"message": message, "code": code or str(status)}
         return html(stage.templates.page("said.html", error=error, retry_s=retry_s), status)

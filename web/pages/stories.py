@@ -65,10 +65,15 @@ def _request_facts(shown: RequestRow) -> tuple[Fact, ...]:
 @get("/operations/{name:str}", include_in_schema=False)
 async def operation_story(request: Request[Any, Any, Any], name: FromPath[str], before: Before = None) -> Response[str]:
     events = await stage_of(request).history.page_of_operation(name, before=before, limit=PAGE + 1)
+    own = await stage_of(request).history.page_of_events(before=None, limit=10, stream=f"operation:{name}")
     if not events and before is None:
         raise NotFoundException(f"There is no operation {name}.")
-    tone, words, lead, facts = "climb", "open", "", []
-    for recorded in events:
+    if not own:  # what a request caused carries an operation's id too, and nobody asked for an operation
+        subject = next((str(asked) for r in events if (asked := getattr(r.event, "request", None))), "")
+        cause = (Fact("request", subject, f"/requests/{subject}"),) if subject else ()
+        return _story(request, events, before, title="What a request caused", facts=cause, here="requests")
+    tone, words, lead, facts = "climb", "open", "", list[Fact]()
+    for recorded in own:
         match recorded.event:
             case OperationSucceeded() as e:
                 tone, words, lead = "up", "succeeded", e.note

@@ -32,6 +32,22 @@ async def test_a_login_link_works_once(house: House) -> None:
         assert (await client.get("/login?code=../admin-token")).status_code == 403
 
 
+async def test_a_person_reads_errors_on_a_page_and_a_program_as_json(house: House, browser: httpx.AsyncClient) -> None:
+    person = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    used = await browser.get("/login?code=used", headers=person)
+    assert (used.status_code, used.headers["content-type"].partition(";")[0]) == (403, "text/html")
+    assert "was used already" in used.text and "<form" in used.text
+    assert (await browser.get("/login?code=used")).json()["code"] == "login_code"
+    wrong = await browser.post("/login", data={"token": "<b>"}, headers={**person, "sec-fetch-site": "same-origin"})
+    assert wrong.status_code == 401 and "not valid" in wrong.text and "<form" in wrong.text
+    nowhere = await browser.get("/nowhere", headers=person)
+    assert nowhere.status_code == 404 and "Not found" in nowhere.text and "<main" in nowhere.text
+    assert (await browser.get("/nowhere")).json()["code"] == "not_found"
+    assert (await browser.get("/api/nowhere", headers=person)).json()["code"] == "not_found"
+    filtered = await browser.get("/requests?before=-1", headers=person)
+    assert filtered.status_code == 400 and "before" in filtered.text and "Validation failed" not in filtered.text
+
+
 async def test_a_session_reads_and_its_own_pages_change_things(house: House, browser: httpx.AsyncClient) -> None:
     assert (await browser.get("/api/models")).status_code == 200
     own = await browser.post("/api/models/nope/load", headers={"sec-fetch-site": "same-origin"})

@@ -155,6 +155,16 @@ def test_what_is_not_there_is_told_on_a_page(client: TestClient[Litestar]) -> No
         assert (answer.status_code, "Back to the live page" in answer.text) == (404, True), path
 
 
+def test_what_no_operator_asked_for_is_no_open_operation(client: TestClient[Litestar], plane: StagedPlane) -> None:
+    """Events that a request caused name an operation too, which nothing ends."""
+    asked = next(
+        r for r in plane.events if r.operation and not any(r.stream == f"operation:{r.operation}" for r in plane.events)
+    )
+    text = client.get(f"/operations/{asked.operation}").text
+    assert "What a request caused" in text
+    assert '"words"' not in text and ">open<" not in text
+
+
 def test_the_request_log_pages_and_filters(client: TestClient[Litestar], plane: StagedPlane) -> None:
     for _ in range(120):
         plane.end(plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A"))
