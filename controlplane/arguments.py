@@ -85,7 +85,7 @@ def _checked(engine: EngineName, name: str, value: object) -> Argument:
         return _checked_text(name, value, allowed)
     assert isinstance(value, int | float)
     if not isinstance(value, bool) and not allowed.low <= value <= allowed.high:
-        raise _invalid(name, f"argument {name!r} is {value}, outside {allowed.low:g} to {allowed.high:g}")
+        raise _invalid(name, f"argument {name!r} is {value}, outside {allowed.low:.15g} to {allowed.high:.15g}")
     return value
 
 

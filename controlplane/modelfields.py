@@ -68,13 +68,13 @@ def unknown(key: str, known: Iterable[str], prefix: str = "") -> Refused:
     return Refused(Code.INVALID, f"{prefix}{key}: unknown key; {hint}", param=f"{prefix}{key}")
 
 
-def model_name(value: object, key: str) -> str:
-    """Return a model's name or alias. Raises Refused unless it is 1 to 100 of letters, digits, `.`, `_`, `-`."""
+def model_name(value: object, key: str, what: str = "a model name") -> str:
+    """Return a name, of `what` it is. Raises Refused unless it is 1 to 100 of letters, digits, `.`, `_`, `-`."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         shown = value if not isinstance(value, str) or len(value) <= 40 else f"{value[:40]}..."
         raise invalid(
             key,
-            f"{shown!r} is not a model name; use 1 to 100 letters, digits, dots, dashes and underscores, "
+            f"{shown!r} is not {what}; use 1 to 100 letters, digits, dots, dashes and underscores, "
             "with a letter or digit at both ends",
         )
     return value

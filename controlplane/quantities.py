@@ -6,13 +6,16 @@ from typing import Final
 
 from controlplane.spec import CELLS
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]iB|[KMGT]B)?", re.ASCII)
+_SIZE: Final = re.compile(r"(\d{1,24}(?:\.\d{1,18})?)\s*(B|[KMGT]iB|[KMGT]B)?", re.ASCII)
 _UNITS: Final = {
     "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
+_DURATION: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*(ms|s|m|h|d)", re.ASCII)
 _MILLISECONDS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+LONGEST_MS: Final = 3650 * _MILLISECONDS["d"]
+"""Ten years, in milliseconds."""
 
 _SHARE: Final = re.compile(r"\d{1,18}(?:\.\d{1,18}|/\d{1,18})?", re.ASCII)
 """No exponents: a fraction of 1e999999999 takes all the memory there is to be found too large."""
@@ -38,7 +41,10 @@ def duration_ms(value: object) -> int | None:
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f'{value!r} is not a duration; write a text such as "30s", "5m", "4h", or "never"')
-    return int(Fraction(found[1]) * _MILLISECONDS[found[2]])
+    milliseconds = int(Fraction(found[1]) * _MILLISECONDS[found[2]])
+    if milliseconds > LONGEST_MS:
+        raise ValueError(f'{value!r} is longer than {LONGEST_MS // _MILLISECONDS["d"]} days; write "never" if that is meant')
+    return milliseconds
 
 
 def share_cells(value: object) -> int | None:

@@ -147,7 +147,7 @@ def _device(fields: object) -> DeviceSettings:
     size = _size(fields["bytes"], "node.devices")
     if size < _DEVICE_LEAST:
         raise invalid("node.devices", f"{size} bytes are too few for {CELLS} cells; the least is {_DEVICE_LEAST} (1MiB)")
-    return DeviceSettings(name=model_name(fields["name"], "node.devices"), size_bytes=size)
+    return DeviceSettings(name=model_name(fields["name"], "node.devices", "a name of a device"), size_bytes=size)
 
 
 def _size(value: object, key: str) -> int:

@@ -45,8 +45,12 @@ async def check_length(bus: Bus, fleet: Fleet, ask: Ask, messages: int) -> None:
 def too_long(model: Model, prompt: int, answer: int, param: str) -> ApiError:
     assert model.facts is not None
     context = model.facts.context_tokens
-    asked = f"{prompt} prompt tokens" + (f" and {answer} for the answer" if answer else "")
-    message = f"model '{model.model}' has a context of {context} tokens; {asked} are too many: shorten the prompt or the answer"
+    if answer >= context:  # without counting the prompt
+        asked, cure = f"{answer} for the answer leave no room for a prompt", f"ask for fewer in '{param}'"
+    else:
+        sizes = f"{prompt} prompt tokens" + (f" and {answer} for the answer" if answer else "")
+        asked, cure = f"{sizes} are too many", "shorten the prompt or the answer"
+    message = f"model '{model.model}' has a context of {context} tokens; {asked}: {cure}"
     return ApiError(400, "too_long", message, param=param, details={"context_tokens": context, "prompt_tokens": prompt})
 
 

@@ -25,7 +25,13 @@ def test_durations(text: str, ms: int | None) -> None:
     assert duration_ms(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "5", 5, "m", "-1s", None, "5 minutes"])
+@pytest.mark.parametrize("text", ["3651d", "999999999999999999d"])
+def test_durations_that_no_clock_holds(text: str) -> None:
+    with pytest.raises(ValueError, match="longer than 3650 days"):
+        duration_ms(text)
+
+
+@pytest.mark.parametrize("text", ["", "5", 5, "m", "9" * 5000 + "s", "-1s", None, "5 minutes"])
 def test_what_is_no_duration(text: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         duration_ms(text)
