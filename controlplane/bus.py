@@ -73,7 +73,11 @@ class Bus:
         After UNAVAILABLE the command may or may not have been carried out; the same order (same id) can be sent
         again and gets its first answer.
         """
-        reply = _replies.decode(await self._ask(subject, _encoder.encode(order), timeout_s))
+        try:
+            payload = _encoder.encode(order)
+        except UnicodeEncodeError as error:
+            raise Refused(Code.INVALID, f"{order.id} holds half a character and can't be sent: {error}") from error
+        reply = _replies.decode(await self._ask(subject, payload, timeout_s))
         if isinstance(reply, Refusal):
             raise Refused(reply.code, reply.message, retry_after_ms=reply.retry_after_ms, **reply.details)
         return reply

@@ -1,5 +1,6 @@
 """The envelope: the columns of table `event` and the JSON on NATS are the same thing."""
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,6 +59,8 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     data: msgspec.Raw
 
 
+_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
+"""The escape itself, and not a backslash that is followed by such a text."""
 _encoder = msgspec.json.Encoder()
 _wire_decoder = msgspec.json.Decoder(Wire)
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {name: msgspec.json.Decoder(kind) for name, kind in BY_NAME.items()}
@@ -70,6 +73,11 @@ def decode_event(name: str, v: int, data: bytes | msgspec.Raw | str) -> AnyEvent
         name, data = upcast(name, v, data.encode() if isinstance(data, str) else bytes(data))
     event: AnyEvent = _decoders[name].decode(data)
     return event
+
+
+def without_nul(encoded: bytes) -> bytes:
+    """JSON with U+FFFD in the place of NUL, which Postgres holds in no text: an engine's last words may have one."""
+    return _NUL.sub(rb"\1\\ufffd", encoded) if b"\\u0000" in encoded else encoded
 
 
 def encode_event(event: AnyEvent) -> bytes:

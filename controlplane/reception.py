@@ -36,6 +36,7 @@ from controlplane.commands import (
     Tick,
 )
 from controlplane.desk import DESK, Desk
+from controlplane.envelope import without_nul
 from controlplane.fleet import Fleet, dump
 from controlplane.refusal import Code, Refusal
 from controlplane.silence import Silence
@@ -105,8 +106,8 @@ class Reception:
                     log.warning("reply_lost", subject=message.subject, error=repr(error))
 
         try:
-            order = _orders.decode(message.data)
-        except msgspec.DecodeError as error:
+            order = _orders.decode(without_nul(message.data))
+        except (msgspec.DecodeError, RecursionError) as error:
             await respond(Refusal(Code.INVALID, f"not a command: {error}"))
             return
         if (refusal := misdirected(message.subject, order)) is not None:

@@ -24,6 +24,10 @@ class CellHeld(Conflict):
     """A grant would take a cell that another one holds. Nothing was written."""
 
 
+class Unstorable(Conflict):
+    """An event holds what the log can't keep (a NUL, half a surrogate, a number that is too large). Nothing was written."""
+
+
 class Repeated(Exception):
     """Some of the commands have written their events before. Nothing was written; their first answers are in the log."""
 
@@ -47,7 +51,7 @@ class Log(Protocol):
     async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
         """Write `events` (at least one, with the positions after the head) in one commit, or nothing.
 
-        Raises StaleEpoch, HeadMoved, Repeated, CellHeld or Conflict. Anything else means that nobody knows whether
+        Raises StaleEpoch, HeadMoved, Repeated, CellHeld, Unstorable or Conflict. Anything else means that nobody knows whether
         it was written: the writer must stop and fold the log again.
         """
         ...

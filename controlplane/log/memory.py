@@ -4,8 +4,8 @@ import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 
-from controlplane.envelope import Recorded
-from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch
+from controlplane.envelope import Recorded, encode_event, without_nul
+from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable
 from controlplane.log.holding import Change, change
 
 SNAPSHOTS_KEPT = 3
@@ -51,6 +51,7 @@ class MemoryLog:
             if (event.command, event.ordinal) in places:
                 raise Conflict(f"ordinal {event.ordinal} of {event.command} is taken")
             places.add((event.command, event.ordinal))
+            _keepable(event)
 
     def _held(self, net: Change) -> dict[tuple[str, int], int]:
         holding = dict(self._holding)
@@ -98,6 +99,15 @@ class MemoryLog:
         return [
             one for one in self._snapshots if one.evolve_version == evolve_version and (up_to is None or one.position <= up_to)
         ]
+
+
+def _keepable(event: Recorded) -> None:
+    try:
+        encoded = encode_event(event.event)
+    except UnicodeEncodeError as error:
+        raise Unstorable(f"{event.type}: {error}") from error
+    if without_nul(encoded) != encoded:
+        raise Unstorable(f"{event.type} holds a NUL")
 
 
 def _key(snapshot: Snapshot) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 import asyncpg
 
 from controlplane.envelope import Recorded, decode_event, encode_event
-from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch
+from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable
 from controlplane.log.holding import change
 
 APPEND_S: Final = 20.0
@@ -52,6 +52,8 @@ class PostgresLog:
             await self._append.fetchval(*_arrays(epoch, events), timeout=APPEND_S)
         except asyncpg.UniqueViolationError as error:
             raise await self._violation(error, events) from error
+        except (asyncpg.DataError, UnicodeEncodeError) as error:
+            raise Unstorable(f"{error}") from error
         except asyncpg.PostgresError as error:
             refusal = _REFUSALS.get(error.sqlstate)
             if refusal is None:

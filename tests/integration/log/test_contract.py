@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from controlplane.events import DeviceDeclared, GatewayOpened, GrantGiven, GrantReturned, NodeFellSilent, NodeHeardAgain
-from controlplane.log import CellHeld, Conflict, HeadMoved, Log, MemoryLog, Repeated, Snapshot, StaleEpoch
+from controlplane.log import CellHeld, Conflict, HeadMoved, Log, MemoryLog, Repeated, Snapshot, StaleEpoch, Unstorable
 from tests.chronicle import NOW_MS, Chronicle
 
 DEVICE = DeviceDeclared(node="n1", device="dev-0", name="cpu0", kind="cpu", size_bytes=8 << 30)
@@ -46,6 +46,17 @@ async def test_an_empty_log_answers(twin: Log) -> None:
     assert (await twin.head(), await twin.read(0), await twin.of_command("cmd_x"), (await twin.holding())[1]) == (0, [], [], {})
     assert await twin.first_since(NOW_MS) == 1
     assert await twin.snapshots(1) == []
+
+
+@pytest.mark.parametrize("host", ["a\0b", "half a character: \udc80"])
+async def test_what_the_log_can_not_keep_is_refused_and_nothing_is_written(twin: Log, epoch: int, host: str) -> None:
+    chronicle = Chronicle()
+    with pytest.raises(Unstorable):
+        await twin.append(epoch, chronicle.record(DEVICE, GatewayOpened(gateway="gw_1", host=host, pid=3)))
+    assert (await twin.head(), await twin.read(0)) == (0, [])
+    fine = Chronicle().record(DEVICE, GatewayOpened(gateway="gw_1", host="a\\u0000b", pid=3))  # a backslash, and no NUL
+    await twin.append(epoch, fine)
+    assert await twin.read(0) == fine
 
 
 async def test_each_reign_has_a_higher_epoch(twin: Log, epoch: int) -> None:

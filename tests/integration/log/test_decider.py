@@ -64,6 +64,19 @@ async def test_it_answers_over_the_bus_and_repeats_its_answer(bus: Bus, start: S
     assert (await bus.state()) == fold(await log.read(0))
 
 
+async def test_a_text_with_a_nul_is_kept_without_it(bus: Bus, start: Start, log: PostgresLog) -> None:
+    await start()
+    await answering(bus)
+    order = Order(id=ids.new(ids.COMMAND), actor="gateway:g", body=OpenGateway(gateway="g", host="a\0b", pid=1))
+    await bus.command(subjects.COMMAND_GATEWAY, order)
+    [event] = await log.of_command(order.id)
+    assert getattr(event.event, "host", None) == "a\ufffdb"
+    half = Order(id=ids.new(ids.COMMAND), actor="gateway:g", body=OpenGateway(gateway="g2", host="\udc80", pid=1))
+    with pytest.raises(Refused) as refusal:
+        await bus.command(subjects.COMMAND_GATEWAY, half)
+    assert refusal.value.code is Code.INVALID
+
+
 async def test_nobody_to_ask_is_unavailable(bus: Bus) -> None:
     with pytest.raises(Refused) as refusal:
         await bus.command(subjects.COMMAND_GATEWAY, opened("gw_1"))

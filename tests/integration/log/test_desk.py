@@ -129,6 +129,22 @@ async def test_a_broken_decision_hurts_nobody_else(desk: Desk) -> None:
     assert isinstance(fine, Queued)
 
 
+async def test_what_the_log_can_not_keep_is_refused_and_those_beside_it_are_carried_out(desk: Desk, twin: Log) -> None:
+    """Else one engine's last words would end every decider that hears them, for ever."""
+    poison = Order(id="cmd_p", actor="gateway:g", body=OpenGateway(gateway="g", host="last words: \0", pid=1))
+    commits(desk).gate.clear()
+    replies = [asyncio.create_task(desk.submit(order)) for order in (admit(), poison, admit(), poison)]
+    await asyncio.sleep(0)
+    commits(desk).gate.set()
+    first, refused, second, again = await asyncio.gather(*replies)
+    assert isinstance(first, Queued) and isinstance(second, Queued)
+    assert (first.place, second.place) == (1, 2)
+    for reply in (refused, again, await desk.submit(poison)):
+        assert isinstance(reply, Refusal)
+        assert reply.code is Code.FAULT
+    assert fold(await twin.read(0)) == desk.fleet
+
+
 async def test_a_tick_that_changes_nothing_costs_no_commit(desk: Desk) -> None:
     before = list(commits(desk).sizes)
     await desk.submit(Order(id=ids.new(ids.COMMAND), actor="desk", body=Tick()))
