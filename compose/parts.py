@@ -20,26 +20,32 @@ SURVIVORS: Final = frozenset({"pool"})
 SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
 
 
-def specs(plane: Plane) -> list[ChildSpec]:
-    """In the order in which they start; they end in the opposite one."""
-    python = (sys.executable, "-P", "-m")
+PYTHON: Final = (sys.executable, "-P", "-m")
+
+
+def faces(plane: Plane) -> list[ChildSpec]:
+    """What may start before the servers answer: it waits for them, and what it imports takes longer than their start."""
 
     async def web_ready() -> bool:
         return await answers(plane.web_host, plane.web_port)
 
     return [
-        _pool(plane, python),
-        ChildSpec(name="decider", argv=(*python, "controlplane.decider", "--data", plane.data)),
-        ChildSpec(name="worker", argv=(*python, "worker.agent", "--data", plane.data), environment=_deadlines(plane)),
-        ChildSpec(name="web", argv=(*python, "web.server", "--data", plane.data), ready=web_ready, stop_s=WEB_STOP_S),
+        ChildSpec(name="decider", argv=(*PYTHON, "controlplane.decider", "--data", plane.data)),
+        ChildSpec(name="web", argv=(*PYTHON, "web.server", "--data", plane.data), ready=web_ready, stop_s=WEB_STOP_S),
     ]
+
+
+def hands(plane: Plane) -> list[ChildSpec]:
+    """What starts once the servers answer and the log has this release's schema."""
+    worker = (*PYTHON, "worker.agent", "--data", plane.data)
+    return [_pool(plane), ChildSpec(name="worker", argv=worker, environment=_deadlines(plane))]
 
 
 def _deadlines(plane: Plane) -> dict[str, str]:
     return {"ENGINEHOUSE_DEADLINES": msgspec.json.encode(plane.deadlines).decode()} if plane.deadlines else {}
 
 
-def _pool(plane: Plane, python: tuple[str, ...]) -> ChildSpec:
+def _pool(plane: Plane) -> ChildSpec:
     socket = Path(plane.pool_socket)
 
     def prepare() -> None:
@@ -59,7 +65,7 @@ def _pool(plane: Plane, python: tuple[str, ...]) -> ChildSpec:
 
     # It is asked to end only when the plane ends in order, and then nothing is to stay in memory.
     options = ("--socket", str(socket), "--directory", str(socket.parent), "--budget", str(plane.pool_bytes), "--forget")
-    argv = (*python, "pool.daemon", *options)
+    argv = (*PYTHON, "pool.daemon", *options)
     return ChildSpec(name="pool", argv=argv, prepare=prepare, ready=ready, survives=True)
 
 

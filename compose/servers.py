@@ -25,20 +25,27 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     embedded: bool
 
 
-async def start(supervisor: Supervisor, directory: Directory) -> Servers:
-    """Start the embedded servers, at the same time, and return once both answer. Raises ServerRefusal."""
-    logs = directory.path / "logs"
-    database = EmbeddedPostgres(directory.path, log=logs / "postgres.log")
-    bus = EmbeddedNats(directory.path / "nats", token=directory.secret("nats-token"), log=logs / "nats.log")
-    starts = [asyncio.create_task(supervisor.serve(name, server)) for name, server in (("postgres", database), ("nats", bus))]
-    try:
-        await asyncio.gather(*starts)
-    except BaseException:
-        await asyncio.gather(*starts, return_exceptions=True)  # so that nothing is started behind the back of our end
-        raise
-    return Servers(
-        postgres_url=database.url, owner_url=database.owner_url, nats_url=bus.url, nats_token=bus.token, embedded=True
-    )
+class Embedded:
+    """The embedded servers, in a supervisor's charge. Where they will be is known before they are started."""
+
+    def __init__(self, supervisor: Supervisor, directory: Directory) -> None:
+        """Raises ServerRefusal."""
+        logs, token = directory.path / "logs", directory.secret("nats-token")
+        database = EmbeddedPostgres(directory.path, log=logs / "postgres.log")
+        bus = EmbeddedNats(directory.path / "nats", port=nats.free_port(), token=token, log=logs / "nats.log")
+        self._children = supervisor.serve("postgres", database), supervisor.serve("nats", bus)
+        self.servers = Servers(
+            postgres_url=database.url, owner_url=database.owner_url, nats_url=bus.url, nats_token=bus.token, embedded=True
+        )
+
+    async def start(self) -> None:
+        """Start both at the same time, and return once both answer. Raises ServerRefusal."""
+        starts = [asyncio.create_task(child.start()) for child in self._children]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            await asyncio.gather(*starts, return_exceptions=True)  # so that nothing is started behind the back of our end
+            raise
 
 
 async def given(postgres_url: str, nats_url: str) -> Servers:

@@ -41,12 +41,10 @@ class Supervisor:
             self._housekeeping = asyncio.create_task(self._keep_logs_small(), name="logs")
         return child
 
-    async def serve(self, name: str, server: Server) -> None:
-        """Start an embedded server, return once it answers, and keep it running. Raises ServerRefusal if it can't start now."""
-        child = ServerChild(name, server, self._write)
-        await child.start()
-        self.children[name] = child
-        self._write()
+    def serve(self, name: str, server: Server) -> ServerChild:
+        """Take charge of an embedded server; its `start` starts it and keeps it running."""
+        child = self.children[name] = ServerChild(name, server, self._write)
+        return child
 
     async def stop(self, names: Sequence[str] | None = None) -> None:
         """Stop these children, or all, each before the one added earlier."""

@@ -75,14 +75,19 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
     os.environ[remains.MARK] = str(directory.path)
     await supervisor.end_left_over(but=parts.SURVIVORS)
     port = _free_port(options.host, options.port)
+    embedded = None
     if options.postgres_url and options.nats_url:
         given = await servers.given(options.postgres_url, options.nats_url)
     else:
-        given = await servers.start(supervisor, directory)
+        embedded = servers.Embedded(supervisor, directory)
+        given = embedded.servers
     plane = _plane(directory, given, offered, at=(options.host, port), settings=chosen.path)
     plane.write()
+    children = {spec.name: supervisor.add(spec) for spec in parts.faces(plane)}
+    if embedded is not None:
+        await embedded.start()
     await migrate(given.owner_url)
-    children = {spec.name: supervisor.add(spec) for spec in parts.specs(plane)}
+    children |= {spec.name: supervisor.add(spec) for spec in parts.hands(plane)}
     if note := parts.pool_note(plane):
         say(note)
     # While the children import what they need, so do we; before, it would have kept them waiting.

@@ -23,6 +23,7 @@ import nats.errors
 import structlog
 import uvloop
 
+import migrations
 from controlplane import ids
 from controlplane.bus import Bus
 from controlplane.commands import BeginReign, Order
@@ -42,7 +43,8 @@ from controlplane.relay import Relay
 FAILED: Final = 70
 """Exit status after a failed commit, lost leadership or a closed bus."""
 POSTGRES_S: Final = 60.0
-POLL_S: Final = 0.05
+CONNECT_S: Final = 5.0
+POLL_S: Final = 0.02
 WORK_OFF_S: Final = 0.8
 CATCH_UP_S: Final = 0.4
 SNAPSHOT_S: Final = 0.3
@@ -60,7 +62,7 @@ async def reign(plane: Plane, stop: asyncio.Event, begun: asyncio.Event) -> None
     or Refused while starting."""
     started = time.monotonic()
     host, pid = socket.gethostname(), os.getpid()
-    await _postgres(plane.postgres_url)
+    await _schema(plane.postgres_url)
     async with contextlib.AsyncExitStack() as stack:
         leadership = await Leadership.acquire(plane.postgres_url, host, pid)
         stack.push_async_callback(_end, leadership.resign)
@@ -129,19 +131,23 @@ async def _end(close: Callable[[], Awaitable[None]]) -> None:
         log.info("close_failed", error=repr(error))
 
 
-async def _postgres(url: str) -> None:
-    """Wait until Postgres answers: it may be starting, or recovering. Raises Failed after POSTGRES_S."""
+async def _schema(url: str) -> None:
+    """Wait until Postgres answers with the schema that this release knows: it may be starting, recovering, or being
+    migrated. Raises Failed after POSTGRES_S."""
     deadline = time.monotonic() + POSTGRES_S
     while True:
         try:
-            connection = await asyncpg.connect(url, timeout=5)
+            async with asyncio.timeout(CONNECT_S):
+                revision = await migrations.current(url)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            if time.monotonic() > deadline:
-                raise Failed(f"Postgres does not answer within {POSTGRES_S:g} s: {error!r}") from error
-            await asyncio.sleep(POLL_S)
-            continue
-        await connection.close()
-        return
+            fault = f"Postgres does not answer: {error!r}"
+        else:
+            if revision == migrations.newest():
+                return
+            fault = f"the log's schema is at {revision}, this release needs {migrations.newest()}"
+        if time.monotonic() > deadline:
+            raise Failed(f"after {POSTGRES_S:g} s {fault}")
+        await asyncio.sleep(POLL_S)
 
 
 async def _last_ms(log_: PostgresLog) -> int:

@@ -1,5 +1,5 @@
 """The database's schema. `upgrade` brings it to this release's; functions live one a file in `sql/`."""
 
-from migrations.upgrade import NewerSchema, newest, upgrade
+from migrations.upgrade import NewerSchema, current, newest, upgrade
 
-__all__ = ["NewerSchema", "newest", "upgrade"]
+__all__ = ["NewerSchema", "current", "newest", "upgrade"]

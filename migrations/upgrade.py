@@ -35,14 +35,14 @@ async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
     Raises NewerSchema, TimeoutError, or what asyncpg raises.
     """
     async with asyncio.timeout(deadline_s):
-        current = await _current(url)
-        if current == newest():
+        found = await current(url)
+        if found == newest():
             return False
-        if current is not None and current not in revisions():
+        if found is not None and found not in revisions():
             raise NewerSchema(
-                f"the database is at revision {current}, this release knows up to {newest()}; upgrade enginehouse"
+                f"the database is at revision {found}, this release knows up to {newest()}; upgrade enginehouse"
             )
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 (see `_current`)
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 (see `current`)
 
         engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url))
         try:
@@ -50,11 +50,11 @@ async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
                 await connection.run_sync(_migrate)
         finally:
             await engine.dispose()
-    log.info("migrated", was=current, now=newest())
+    log.info("migrated", was=found, now=newest())
     return True
 
 
-async def _current(url: str) -> str | None:
+async def current(url: str) -> str | None:
     """Revision of the database; None: empty. Without Alembic and SQLAlchemy, whose import takes longer than a start may."""
     connection = await asyncpg.connect(url)
     try:

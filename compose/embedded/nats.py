@@ -72,7 +72,7 @@ class EmbeddedNats:
         for orphan in running_with(str(configuration), program=PROGRAM):
             await end_orphan(orphan, signal.SIGTERM, STOP_S)
         if self._port is None:
-            self._port = _free_port()
+            self._port = free_port()
         elif not _is_free(self._port):
             raise ServerRefusal(
                 "port_taken",
@@ -169,7 +169,7 @@ def binary() -> Path:
     return Path(found)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
