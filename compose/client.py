@@ -9,9 +9,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from compose.directory import plane_of
 from compose.login import ADMIN_TOKEN
 from compose.refusal import EnvironmentRefusal
-from controlplane.plane import Plane
 
 TIMEOUT_S: Final = 30.0
 UNAUTHORIZED: Final = 401
@@ -45,17 +45,17 @@ class Client:
         """
         url, token = os.environ.get("ENGINEHOUSE_URL"), os.environ.get("ENGINEHOUSE_TOKEN")
         if url is None:
-            try:
-                plane = Plane.read(data)
-            except FileNotFoundError as error:
-                raise EnvironmentRefusal(
-                    "no_plane", f"No plane was ever started in {data}.",
-                    "Start one with `enginehouse up`, or name another with --data or ENGINEHOUSE_URL.",
-                ) from error  # fmt: skip
+            plane = plane_of(data)
             url = f"http://{plane.web_host}:{plane.web_port}"
         if token is None:
             try:
                 token = (data / "secrets" / ADMIN_TOKEN).read_text().strip()
+            except FileNotFoundError as error:
+                raise EnvironmentRefusal(
+                    "starting",
+                    f"The plane in {data} has not come up yet.",
+                    "Wait for `enginehouse up` to say that it is ready, or set ENGINEHOUSE_TOKEN.",
+                ) from error
             except OSError as error:
                 raise EnvironmentRefusal(
                     "no_token", f"{data / 'secrets' / ADMIN_TOKEN} can't be read: {error.strerror}.", "Set ENGINEHOUSE_TOKEN."

@@ -15,6 +15,7 @@ import msgspec
 
 from compose.process import Identity
 from compose.refusal import EnvironmentRefusal
+from controlplane.plane import Plane
 
 SOCKET_LIMIT: Final = 107
 """Bytes of a unix socket's path on Linux, without the final zero."""
@@ -121,11 +122,13 @@ class Directory:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the directory now; None when nobody does, or has not written its name yet."""
+    """Who holds the directory now; None when nobody does, or has not written its name yet. Raises EnvironmentRefusal."""
     try:
         held = msgspec.json.decode((path / "lock").read_bytes(), type=Holder)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
+    except PermissionError as error:
+        raise unreadable(path) from error
     return held if held.process.alive else None
 
 
@@ -138,6 +141,27 @@ def _replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(descriptor)
     fresh.replace(path)
+
+
+def plane_of(path: Path) -> Plane:
+    """The plane that was last started in the directory. Raises EnvironmentRefusal."""
+    try:
+        return Plane.read(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise EnvironmentRefusal(
+            "no_plane", f"No plane was ever started in {path}.",
+            "Start one with `enginehouse up`, or name another with --data or ENGINEHOUSE_URL.",
+        ) from error  # fmt: skip
+    except PermissionError as error:
+        raise unreadable(path) from error
+
+
+def unreadable(path: Path) -> EnvironmentRefusal:
+    return EnvironmentRefusal(
+        "directory",
+        f"{path} may not be read by user {os.geteuid()}.",
+        "Run as the user whose plane it is, or name another with --data.",
+    )
 
 
 def _make(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command line: `enginehouse`. Commands are imported when they are asked for, so that none pays for another's imports."""
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="enginehouse", message="%(version)s")
-@click.option("--data", type=click.Path(path_type=Path), help="Data directory; $ENGINEHOUSE_DATA names it too.")
+@click.option("--data", type=click.Path(path_type=Path, readable=False), help="Data directory; $ENGINEHOUSE_DATA names it too.")
 @click.pass_context
 def enginehouse(context: click.Context, data: Path | None) -> None:
     """Many language models share a few devices.
@@ -61,18 +62,23 @@ def enginehouse(context: click.Context, data: Path | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. What goes wrong is one sentence on stderr, with what to do."""
+    """Run the command line and exit. What goes wrong is one sentence on stderr, with what to do; JSON if that was asked for."""
+    as_json = "--json" in (sys.argv if argv is None else argv)
     from compose.client import ApiRefused  # noqa: PLC0415 (not for --help)
 
     try:
         enginehouse(argv, standalone_mode=True, prog_name="enginehouse")
     except EnvironmentRefusal as refusal:
-        _fail(ENVIRONMENT, refusal.message, refusal.cure)
+        _fail(ENVIRONMENT, refusal.code, refusal.message, refusal.cure, as_json=as_json)
     except ApiRefused as refusal:
         after = f"Try again in {refusal.retry_after_s:g} s." if refusal.retry_after_s else ""
-        _fail(REFUSED, f"{refusal.message} [{refusal.code}]", after)
+        message = refusal.message if as_json else f"{refusal.message} [{refusal.code}]"
+        _fail(REFUSED, refusal.code, message, after, as_json=as_json)
 
 
-def _fail(status: int, message: str, cure: str) -> None:
-    click.echo(f"enginehouse: {message} {cure}".rstrip(), err=True)
+def _fail(status: int, code: str, message: str, cure: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"code": code, "message": message, "cure": cure}), err=True)
+    else:
+        click.echo(f"enginehouse: {message} {cure}".rstrip(), err=True)
     sys.exit(status)

@@ -8,6 +8,7 @@ import click
 import structlog
 
 from compose.cli.options import as_json, echo_json
+from compose.directory import plane_of
 from compose.refusal import EnvironmentRefusal
 from controlplane.audit import Report
 from controlplane.audit import audit as check
@@ -24,12 +25,9 @@ def audit(context: click.Context, json: bool) -> None:
     """Check the log against itself, the stream and the live state; exit code 1 when something is wrong."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))  # what matters is in the report
     data: Path = context.obj
+    plane = plane_of(data)
     try:
-        report = asyncio.run(_audit(Plane.read(data)))
-    except FileNotFoundError as error:
-        raise EnvironmentRefusal(
-            "no_plane", f"No plane was ever started in {data}.", "Start one with `enginehouse up`."
-        ) from error
+        report = asyncio.run(_audit(plane))
     except (OSError, asyncpg.PostgresError, Refused) as error:
         raise EnvironmentRefusal("away", f"The plane does not answer: {error}.", "Is `enginehouse up` running?") from error
     if json:

@@ -10,11 +10,10 @@ import click
 
 from compose import remains
 from compose.cli.options import as_json, echo_json
-from compose.directory import holder
+from compose.directory import holder, plane_of
 from compose.embedded.refusal import ServerRefusal
 from compose.process import end
 from compose.refusal import EnvironmentRefusal
-from controlplane.plane import Plane
 from controlplane.settings import SettingsError
 
 DOWN_S: Final = 45.0
@@ -27,7 +26,7 @@ DOWN_S: Final = 45.0
 @click.option("--port", default=8480, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
 @click.option("--postgres", "postgres_url", metavar="URL", help="Use this Postgres (15 or newer) instead of starting one.")
 @click.option("--nats", "nats_url", metavar="URL", help="Use this NATS (2.12 or newer, JetStream) instead of starting one.")
-@click.option("--demo", is_flag=True, help="Prepare and serve three small models on two devices of 1 GiB.")
+@click.option("--demo", is_flag=True, help="Prepare and serve three small models on two devices that can't hold them all.")
 @click.pass_obj
 def up(  # noqa: PLR0917 (click passes them by name)
     data: Path, settings: Path | None, host: str, port: int, postgres_url: str | None, nats_url: str | None, demo: bool
@@ -70,11 +69,16 @@ def down(data: Path, json: bool) -> None:
 
 
 @click.command()
+@as_json
 @click.pass_obj
-def login(data: Path) -> None:
+def login(data: Path, json: bool) -> None:
     """Print a link that logs one browser in."""
     from compose.login import link  # noqa: PLC0415
 
     if holder(data) is None:
         raise EnvironmentRefusal("not_running", f"No plane runs in {data}.", "Start it with `enginehouse up`.")
-    click.echo(link(Plane.read(data)))
+    found = link(plane_of(data))
+    if json:
+        echo_json({"link": found})
+    else:
+        click.echo(found)

@@ -38,7 +38,7 @@ def status(context: click.Context, json: bool) -> None:
     else:
         if held is not None:
             click.echo(f"up: pid {held.process.pid} since {held.since}, data in {data}")
-        _processes(processes)
+            _processes(processes)
         if found:
             _devices(found["devices"], found["nodes"])
             table(
@@ -89,10 +89,16 @@ def model_row(one: dict[str, Any]) -> list[str]:
     """A row of a table of models."""
     note = one["spec"].get("note", "")
     if one["error"]:
-        note = str(one["error"].get("message", one["error"]))
+        note = one_line(str(one["error"].get("message", one["error"])))
     elif one["progress"]:
         note = progress_text(one["progress"])
     return [one["model"], one["state"], str(one["queued"]), str(one["running"]), note]
+
+
+def one_line(text: str) -> str:
+    """A message in a cell of a table: of several lines (the end of a log) the first and the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return text if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
 
 
 def progress_text(progress: dict[str, Any]) -> str:

@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncpg
 import click
 
 from compose.cli.options import as_json, echo_json, table
+from compose.directory import plane_of
 from compose.refusal import EnvironmentRefusal
-from controlplane.plane import Plane
 from web.tokens import SCOPES, Scope, list_tokens, new_token, revoke_token
 
 T = TypeVar("T")
+NAME_LIMIT: Final = 100
 
 
 @click.group()
@@ -30,7 +31,9 @@ def token() -> None:
 @click.pass_obj
 def new(data: Path, name: str, scope: Scope, json: bool) -> None:
     """Issue a token. It is shown once and kept nowhere."""
-    text = _database(new_token(_plane(data).postgres_url, name, scope))
+    if not name.strip() or not name.isprintable() or len(name) > NAME_LIMIT:
+        raise click.BadParameter(f"a name has 1 to {NAME_LIMIT} printable characters", param_hint="NAME")
+    text = _database(new_token(plane_of(data).postgres_url, name, scope))
     if json:
         echo_json({"token": text, "name": name, "scope": scope})
     else:
@@ -42,7 +45,7 @@ def new(data: Path, name: str, scope: Scope, json: bool) -> None:
 @click.pass_obj
 def list_(data: Path, json: bool) -> None:
     """List tokens, oldest first."""
-    rows = _database(list_tokens(_plane(data).postgres_url))
+    rows = _database(list_tokens(plane_of(data).postgres_url))
     if json:
         echo_json(rows)
         return
@@ -65,22 +68,13 @@ def list_(data: Path, json: bool) -> None:
 @click.pass_obj
 def revoke(data: Path, identifier: str, json: bool) -> None:
     """Revoke a token by its id; it stops working within seconds."""
-    done = _database(revoke_token(_plane(data).postgres_url, identifier))
+    done = _database(revoke_token(plane_of(data).postgres_url, identifier))
     if json:
         echo_json({"id": identifier, "revoked": done})
     elif done:
         click.echo(f"revoked {identifier}")
     if not done:
         raise click.ClickException(f"there is no valid token {identifier!r}; look at `enginehouse token list`")
-
-
-def _plane(data: Path) -> Plane:
-    try:
-        return Plane.read(data)
-    except FileNotFoundError as error:
-        raise EnvironmentRefusal(
-            "no_plane", f"No plane was ever started in {data}.", "Start one with `enginehouse up`."
-        ) from error
 
 
 def _database(call: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,64 @@
+"""What the command line says when something is in the way: one sentence, or one JSON document, never a traceback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.cli import main
+from compose.cli.show import one_line
+
+
+def ran(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def no_plane_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENGINEHOUSE_DATA", "ENGINEHOUSE_URL", "ENGINEHOUSE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+COMMANDS = (["models"], ["load", "a"], ["requests"], ["events"], ["audit"], ["token", "list"], ["login"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_plane_every_command_says_so_in_words_and_in_json(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran("--data", str(tmp_path / "d"), *command) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("enginehouse: No plane ") and "enginehouse up" in said.err
+    assert ran("--data", str(tmp_path / "d"), *command, "--json") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and json.loads(said.err)["code"] in ("no_plane", "not_running")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["status"], ["down"]])
+def test_another_users_directory_is_named_as_such(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root meets no closed door, the door is played."""
+
+    def closed(self: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    assert ran("--data", str(tmp_path), *command) == 2
+    assert "may not be read by user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 101])
+def test_a_token_needs_a_name_to_be_told_by(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("--data", str(tmp_path), "token", "new", name) == 2
+    assert "printable characters" in capsys.readouterr().err
+
+
+def test_the_end_of_a_log_stays_in_its_line_of_a_table() -> None:
+    assert (
+        one_line("it ended; its log ends:\n  File x\n    ^^^\nValueError: no\n") == "it ended; its log ends: ... ValueError: no"
+    )
+    assert one_line("one line") == "one line"
