@@ -5,7 +5,8 @@
 Nobody hears an answer before its events are committed. A command that the log knows already gets its first answer:
 if it was decided anew and the append says `Repeated`, the whole batch is decided again from the committed state
 without it; if it was refused or changed nothing this time, the log is asked before the answer is given.
-A command whose events the log can't keep is a fault of its own; those beside it are carried out.
+A command whose events the log can't keep is a fault of its own; those beside it are carried out. One whose events
+contradict the log shows that our state is wrong: it is refused for good, and the process ends, to fold the log again.
 A commit that fails for any other reason leaves nobody certain of what was written, so `run` raises and the process ends.
 """
 
@@ -20,7 +21,7 @@ from controlplane.answer import Reply, answer
 from controlplane.commands import Order
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
-from controlplane.log import Log, Repeated, Unstorable
+from controlplane.log import Conflict, HeadMoved, Log, Repeated, StaleEpoch, Unstorable
 from controlplane.refusal import Code, Refusal, Refused
 
 MOST: Final = 256
@@ -114,13 +115,18 @@ class Desk:
                 found = await self._log.of_commands(sorted(repeated.commands))
                 known |= {command: answer(first) for command, first in found.items()}
                 continue
-            except Unstorable as error:
-                if len(entries) > 1:  # one of them is at fault, and nothing was written: each by itself, then
+            except (StaleEpoch, HeadMoved):
+                raise
+            except Conflict as error:  # one of them is at fault, and nothing was written: each by itself, then
+                if len(entries) > 1:
                     for entry in entries:
                         await self._work([entry])
                     return
-                known[entries[0].order.id] = _unstorable(entries[0].order, error)
-                continue
+                known[entries[0].order.id] = refusal = _fault(entries[0].order, error)
+                if isinstance(error, Unstorable):
+                    continue
+                await entries[0].respond(refusal)  # its sender must not bring it to the next decider, and to the one after
+                raise
             break
         if events:
             self.fleet = fleet
@@ -170,6 +176,6 @@ class Desk:
         await self._answer(entries)
 
 
-def _unstorable(order: Order, error: Unstorable) -> Refusal:
-    log.error("decision_unstorable", command=order.id, body=type(order.body).__name__, actor=order.actor, error=str(error))
-    return Refusal(Code.FAULT, f"the log can't keep what {order.id} leads to: {error}")
+def _fault(order: Order, error: Conflict) -> Refusal:
+    log.error("events_refused", command=order.id, body=type(order.body).__name__, actor=order.actor, error=repr(error))
+    return Refusal(Code.FAULT, f"the log does not take what {order.id} leads to: {error}")

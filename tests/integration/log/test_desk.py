@@ -7,11 +7,11 @@ import pytest
 
 from controlplane import ids
 from controlplane.answer import Queued
-from controlplane.commands import Admit, BeginReign, OpenGateway, Order, Tick
+from controlplane.commands import Admit, BeginReign, CloseGateway, OpenGateway, Order, Tick
 from controlplane.desk import Desk
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, fold
-from controlplane.log import Log, MemoryLog, StaleEpoch
+from controlplane.log import Conflict, Log, MemoryLog, StaleEpoch
 from controlplane.refusal import Code, Refusal
 from tests.ruling import rule
 
@@ -143,6 +143,25 @@ async def test_what_the_log_can_not_keep_is_refused_and_those_beside_it_are_carr
         assert isinstance(reply, Refusal)
         assert reply.code is Code.FAULT
     assert fold(await twin.read(0)) == desk.fleet
+
+
+async def test_a_command_that_contradicts_the_log_ends_one_decider_and_not_the_next(twin: Log) -> None:
+    epoch = await twin.begin_reign("h", 1)
+    misled = Desk(twin, Fleet(), epoch, rule)
+    running = asyncio.create_task(misled.run())
+    for number, body in enumerate(
+        (opening := OpenGateway(gateway="g", host="h", pid=1), CloseGateway(gateway="g", code="stopped"))
+    ):
+        await misled.submit(Order(id=f"cmd_{number}", actor="gateway:g", body=body))
+    again = Order(id="cmd_again", actor="gateway:g", body=opening)  # its stream has ended: version 1 is taken
+    replies = [asyncio.create_task(misled.submit(order)) for order in (admit(), again)]
+    with pytest.raises(Conflict):
+        await running
+    fine, refused = await asyncio.gather(*replies)
+    assert isinstance(fine, Queued)
+    assert isinstance(refused, Refusal)
+    assert refused.code is Code.FAULT
+    assert set(fold(await twin.read(0)).requests) == {fine.request}
 
 
 async def test_a_tick_that_changes_nothing_costs_no_commit(desk: Desk) -> None:
