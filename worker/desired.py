@@ -137,7 +137,7 @@ def _apply_model(desired: Desired, recorded: Recorded) -> Desired:
         case ModelRejected() as e:
             return _model(desired, e.model, rejection=Rejection(e.code, e.message, e.need_bytes, e.limit_bytes))
         case ModelCleared() as e:
-            return _model(desired, e.model, rejection=None)
+            return _model(desired, e.model, rejection=None, fresh_ms=recorded.at_ms)
         case _:
             return desired  # of no concern to a worker
 

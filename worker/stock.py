@@ -22,8 +22,9 @@ RETRY_S: Final = 0.5
 """A dismissed set leaves as soon as the last engine that maps it has unmapped it."""
 STRAY_S: Final = 30.0
 """How long plane and pool may differ over a set before that is mended: a report may be on its way."""
-AGAIN_S: Final = 10.0
-"""A source that could not be reached is tried again after this long."""
+AGAIN_S: Final = (10.0, 60.0)
+"""A source that could not be opened is tried again after this long, doubled each time up to the second figure: opening takes a
+processor for seconds. An operator's `retry` does not wait."""
 
 log = structlog.get_logger("stock")
 
@@ -33,7 +34,8 @@ class Stock:
 
     def __init__(self, shelf: Shelf, desired: Callable[[], Desired], report: Callable[[Report], None], board: Board) -> None:
         self._shelf, self._desired, self._report, self._board = shelf, desired, report, board
-        self._inspections: dict[Goal, asyncio.Task[None]] = {}
+        self._inspections: dict[tuple[Goal, int], asyncio.Task[None]] = {}
+        """By what is to be opened, and when it was last asked for."""
         self._drops: dict[str, asyncio.Task[None]] = {}
         self._strays: dict[str, float] = {}
         """Sets that only the plane or only the pool knows, and since when (monotonic seconds)."""
@@ -42,13 +44,15 @@ class Stock:
     def follow(self) -> None:
         """Look at the newest fold: begin what is missing, give up what nobody wants any more."""
         desired = self._desired()
-        due = {Goal(model.model, model.revision): model for model in desired.models.values() if _uninspected(model)}
-        for goal in self._inspections.keys() - due.keys():
-            self._inspections.pop(goal).cancel()
-        for goal, model in due.items():
-            if goal not in self._inspections:
+        models = [model for model in desired.models.values() if _uninspected(model)]
+        due = {(Goal(model.model, model.revision), model.fresh_ms): model for model in models}
+        for asked in self._inspections.keys() - due.keys():
+            self._inspections.pop(asked).cancel()
+        for asked, model in due.items():
+            if asked not in self._inspections:
+                goal, _ = asked
                 self._shelf.forget(goal)
-                self._inspections[goal] = asyncio.create_task(self._inspect(goal, model), name=f"inspect:{goal.model}")
+                self._inspections[asked] = asyncio.create_task(self._inspect(goal, model), name=f"inspect:{goal.model}")
         for weight_set in self._drops.keys() - desired.dismissed:
             self._drops.pop(weight_set).cancel()
         for weight_set in desired.dismissed - self._drops.keys():
@@ -107,7 +111,7 @@ class Stock:
 
     async def _inspect(self, goal: Goal, model: Model) -> None:
         """Open a model's source until it is known what it needs, or that it can't be used."""
-        subject = f"model:{goal.model}"
+        subject, wait_s = f"model:{goal.model}", AGAIN_S[0]
         while True:
             self._board.show(subject, "inspect")
             try:
@@ -133,7 +137,8 @@ class Stock:
                 return
             finally:
                 self._board.clear(subject)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, AGAIN_S[1])
 
     def _unusable(self, goal: Goal, code: str, message: str, *, final: bool) -> None:
         node = self._desired().node

@@ -1,4 +1,4 @@
-"""What a fake model is, to those that write its weights and to the engine that reads them. (Without numpy: the worker is slim.)"""
+"""What a fake model is, to those who write its weights and to the engine that reads them. No numpy: the worker is slim."""
 
 from typing import Final
 

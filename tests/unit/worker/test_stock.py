@@ -1,12 +1,19 @@
 """What plane and pool know of weight sets, brought together."""
 
+import asyncio
 from typing import Any
 
 from immutables import Map
 
 from controlplane.commands import ReportDropped
+from controlplane.events import ModelCleared, ModelRegistered
+from controlplane.fleet import Model
+from controlplane.spec import ModelSpec
+from tests.chronicle import Chronicle
 from worker.board import Board
 from worker.desired import Desired
+from worker.failure import StepFailed
+from worker.plan import Goal
 from worker.report import Report
 from worker.stock import STRAY_S, Stock
 
@@ -29,6 +36,41 @@ def made(*known: str, mapped: set[str] | None = None) -> tuple[Stock, Shelf, lis
     reports: list[Report] = []
     desired = Desired(node="n1", staged=Map(dict.fromkeys(known, (("m", 1),))))
     return Stock(shelf, lambda: desired, reports.append, Board()), shelf, reports
+
+
+class Closed(Shelf):
+    """No source can be opened for now."""
+
+    def __init__(self) -> None:
+        super().__init__(set())
+        self.tried = asyncio.Semaphore(0)
+
+    def forget(self, goal: Goal) -> None:
+        pass
+
+    async def prepared(self, model: Model, progress: object) -> None:
+        self.tried.release()
+        raise StepFailed("hub_unreachable", "no route", final=False)
+
+
+async def test_a_retry_does_not_wait_for_the_next_try() -> None:
+    shelf: Any = Closed()
+    spec = ModelSpec(name="m", source="fake:m", engine="fake")
+    registered, cleared = Chronicle().record(
+        ModelRegistered(model="m", spec=spec, revision=1, origin="api"), ModelCleared(model="m")
+    )
+    desired = Desired(node="n1").after(registered)
+    reports: list[Report] = []
+    kept = Stock(shelf, lambda: desired, reports.append, Board())
+    async with asyncio.timeout(5):
+        kept.follow()
+        await shelf.tried.acquire()
+        kept.follow()
+        desired = desired.after(cleared)
+        kept.follow()
+        await shelf.tried.acquire()
+    await kept.close()
+    assert [(type(report).__name__, getattr(report, "final", None)) for report in reports] == [("ReportUnusable", False)] * 2
 
 
 async def test_a_set_that_the_pool_has_lost_is_reported() -> None:
