@@ -12,10 +12,10 @@ from nats.aio.client import Client
 
 from controlplane.bus import Bus
 from controlplane.plane import Plane
+from controlplane.queries import History
 from web.frontend import Frontends
 from web.gateway import Gateway
 from web.health import Health
-from web.history import History
 from web.keyring import Keyring
 from web.operator import Operator
 from web.pages import Site, Stage

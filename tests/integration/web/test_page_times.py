@@ -7,10 +7,10 @@ import aiohttp
 import asyncpg
 import pytest
 
+from controlplane.queries import History
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from tests.stagehouse import Stagehouse
-from web.history import History
 
 REQUESTS = 100_000
 LIMIT_S = 0.2
