@@ -52,12 +52,13 @@ async def start(starts: int) -> Table:
 async def idle(seconds: float) -> Table:
     """Two fake models up, nobody asks: processor time and memory of every process."""
     table = Table(f"an idle plane over {seconds:g} s: processor time, proportional memory")
-    settings = NODE + fake("alpha") + fake("beta")
+    settings = NODE + fake("alpha") + fake("beta", kv_bytes=2 << 20)  # two configurations: two instances
     with running(settings, environment=QUIET) as plane:
         for model in ("alpha", "beta"):
             await plane.chat(model, max_tokens=1)
         await asyncio.sleep(8)  # what starts has settled
         processes = {_name(process): process for process in _processes(plane)}
+        assert len({process.pid for process in processes.values()}) == len(_processes(plane))
         before, began = {name: _cpu_s(one) for name, one in processes.items()}, time.monotonic()
         switches = {name: sum(one.num_ctx_switches()) for name, one in processes.items()}
         await asyncio.sleep(seconds)
@@ -84,16 +85,20 @@ async def idle(seconds: float) -> Table:
 
 
 def _processes(plane: PlaneUnderTest) -> list[psutil.Process]:
-    return [psutil.Process(one.pid) for one in belonging(plane.data)]
+    up = psutil.Process(plane.child("web").pid).parent()
+    assert up is not None
+    found = {one.pid: one for one in (up, *up.children(recursive=True))}
+    found |= {one.pid: psutil.Process(one.pid) for one in belonging(plane.data)}  # engines have sessions of their own
+    return list(found.values())
 
 
 def _name(process: psutil.Process) -> str:
     argv = process.cmdline()
-    if "-m" in argv:
-        module = argv[argv.index("-m") + 1]
-        part = next((Path(one).name[-4:] for one in argv if "/run/inst/" in one or one.startswith("ins_")), "")
-        return f"{module} {part}".strip()
-    return f"{process.name()} {process.pid}"
+    if "-m" not in argv:
+        return f"{process.name()} {process.pid}"
+    module = argv[argv.index("-m") + 1]
+    part = next((Path(one).name[-4:] for one in argv if "/run/inst/" in one or one.startswith("ins_")), "")
+    return f"{'up' if module == 'compose' else module} {part}".strip()
 
 
 def _cpu_s(process: psutil.Process) -> float:
