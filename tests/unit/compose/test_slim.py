@@ -9,7 +9,7 @@ from pathlib import Path
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate", "huggingface_hub"}
 ROOT = Path(__file__).parents[3]
 PROCESSES = (
-    "compose.cli", "compose.cli.running", "compose.up", "compose.attendance", "controlplane.decider", "web.server", "pool.daemon",
+    "compose.cli.running", "compose.up", "compose.attendance", "controlplane.decider", "web.server", "pool.daemon",
     "worker.agent", "worker.holder", "worker.frontend.server", "worker.engines.process", "worker.engines.fake",
 )  # fmt: skip
 BLOCKED = """
