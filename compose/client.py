@@ -14,7 +14,6 @@ from compose.login import ADMIN_TOKEN
 from compose.refusal import EnvironmentRefusal
 
 TIMEOUT_S: Final = 30.0
-UNAUTHORIZED: Final = 401
 
 
 class ApiRefused(Exception):

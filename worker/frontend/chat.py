@@ -76,9 +76,7 @@ class TokenizerText:
         self._tokenizer.no_padding()
         self.vocabulary: Final = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         settings = _json(source / "tokenizer_config.json")
-        tokens = {
-            name: text for name in ("bos_token", "eos_token", "unk_token", "pad_token") if (text := _token(settings.get(name)))
-        }
+        tokens = {name: text for name in SPECIAL if (text := _token(settings.get(name)))}
         template = _template(source, settings)
         self._template = ChatTemplate(template, tokens) if template is not None else None
         self.stop_ids: Final = self._stop_ids(source, tokens.get("eos_token"))
