@@ -33,7 +33,7 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer once no request runs, or `DrainTimeout` error after `deadline_ms`."""
+    """Answer once no request runs, or with a `Fault` (`drain_timeout`) after `deadline_ms`."""
 
     deadline_ms: int
 
