@@ -118,15 +118,15 @@ class InstanceDir:
         draft.replace(self.path / "instance.json")
         return record
 
-    def log_tail(self, lines: int = 12, limit: int = 2000) -> str:
-        """The end of the engine's log: at most `lines` lines and `limit` characters; empty when it wrote nothing."""
+    def last_words(self, limit: int = 500) -> str:
+        """The last line of the engine's log that says something, for a message: of a traceback, the error. Empty: none does."""
         try:
             with self.engine_log.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
                 text = file.read().decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])[-limit:]
+        return next((line.strip()[:limit] for line in reversed(text.splitlines()) if line.strip()), "")
 
     def cut_log(self, limit: int) -> None:
         """Keep only the end of an engine log longer than `limit` bytes. Its writers append, so cutting it is safe."""

@@ -154,8 +154,8 @@ class LocalInstance:
             self.lost = ("holder_died", "the holder ended by itself, and the engine with it")
         else:
             how = f"status {held.exit.status}" if held.exit else "an unknown status"
-            tail = self.directory.log_tail()
-            message = f"the engine (pid {process.pid}) ended with {how}" + (f"; its log ends:\n{tail}" if tail else "")
+            words = self.directory.last_words()
+            message = f"the engine (pid {process.pid}) ended with {how}" + (f"; its last words: {words}" if words else "")
             self.lost = ("start_failed" if early else "engine_died", message)
         self.note(engine=EngineState.DEAD, awake=False, attached=None)
 

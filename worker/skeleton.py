@@ -75,7 +75,7 @@ async def connect(local: LocalInstance) -> None:
         except HolderGone as error:
             raise StepFailed("holder_died", str(error)) from error
         if held.exit is not None:
-            raise StepFailed("start_failed", f"the engine ended with status {held.exit.status}: {local.directory.log_tail()}")
+            raise StepFailed("start_failed", f"the engine ended with status {held.exit.status}: {local.directory.last_words()}")
         if held.connected:
             break
         await asyncio.sleep(CONNECT_POLL_S)

@@ -3,14 +3,23 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from worker.sources.places import made
 from worker.sources.report import CantUse, Progress, say
 
-KEPT = ("generation_config.json", "chat_template.jinja")
+VOCABULARIES: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""Files of which a tokenizer is made; without any, Transformers makes an empty one, or asks for other packages."""
+KEPT: Final = ("generation_config.json", "chat_template.jinja")
 
 
 def from_gguf(file: Path, target: Path, dtype: torch.dtype) -> Path:
@@ -27,6 +36,8 @@ def from_directory(directory: Path, target: Path, dtype: torch.dtype) -> Path:
     if quantised := json.loads((directory / "config.json").read_bytes()).get("quantization_config"):
         kind = quantised.get("quant_method", "an unnamed method")
         raise CantUse("bad_source", f"{directory} is quantised ({kind}): only plain weights, or a GGUF file, can be used")
+    if not any((directory / name).exists() for name in VOCABULARIES):
+        raise CantUse("bad_source", f"{directory} has no tokenizer: none of {', '.join(VOCABULARIES)} is there")
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     return _converted(directory, target, dtype, {"use_safetensors": True}, size)
 
@@ -48,6 +59,8 @@ def _converted(directory: Path, target: Path, dtype: torch.dtype, options: dict[
         raise CantUse("bad_source", f"Transformers can't load {directory}: {error}") from error
     if absent := sorted(loading.get("missing_keys") or ()):
         raise CantUse("bad_source", f"{len(absent)} weights are missing in {directory}, e.g. {absent[0]}")
+    if not tokenizer("a word", add_special_tokens=False)["input_ids"]:
+        raise CantUse("bad_source", f"{directory} has a tokenizer without a vocabulary: it makes no tokens of a text")
     with made(target) as draft:
         write(model, draft, dtype)
         tokenizer.save_pretrained(draft)

@@ -117,7 +117,8 @@ def main() -> int:
     except CantUse as refused:
         say(Refused(code=refused.code, message=refused.message, final=refused.final))
     except OSError as error:
-        say(Refused(code="bad_source", message=f"{options.source}: {error}", final=False))
+        where = error.filename or options.source
+        say(Refused(code="bad_source", message=f"{where}: {error.strerror or error}", final=False))
     return 0
 
 

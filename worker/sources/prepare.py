@@ -5,6 +5,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +27,13 @@ DEADLINE_S: Final = 4 * 3600.0
 """The largest models that a disk takes, over a slow line."""
 TAIL_BYTES: Final = 2000
 PAGE: Final = 4096
+LIBRARIES: Final = ("torch", "transformers")
 FAKE_NAME: Final = re.compile(r"^[\w.-]{0,100}$")
 
 
 class SourceRefused(Exception):
     """The source can't be used. `final`: trying again will not help. Codes: `bad_source`, `cannot_fit`, `hub_unreachable`,
-    `corrupt`, `opening_failed`."""
+    `corrupt`, `opening_failed`, `engine_missing`."""
 
     def __init__(self, code: str, message: str, *, final: bool = True) -> None:
         super().__init__(message)
@@ -51,6 +53,12 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
     """
     if spec.source.startswith("fake:") or spec.engine == "fake":
         return await asyncio.to_thread(_fake, spec, data_dir)
+    if missing := [name for name in LIBRARIES if find_spec(name) is None]:
+        raise SourceRefused(
+            "engine_missing",
+            f"{' and '.join(missing)} not installed here, which engine {spec.engine!r} needs: pip install 'enginehouse[cpu]'",
+            final=False,
+        )
     identity = await asyncio.to_thread(_identity, spec.source)
     dtype = str(spec.arguments.get("dtype", "float32"))
     known = models(data_dir) / f"inspected-{name_of(*identity, msgspec.json.encode(spec.arguments).decode())}.json"
@@ -176,7 +184,12 @@ async def _opened(spec: ModelSpec, data_dir: Path, target: str, progress: Progre
         case Refused():
             raise SourceRefused(last.code, last.message, final=last.final)
         case _:
-            raise SourceRefused("opening_failed", f"opening {spec.source} ended with {status}: {said}", final=False)
+            raise SourceRefused("opening_failed", f"opening {spec.source} ended with {status}: {_last_line(said)}", final=False)
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback: the error."""
+    return next((line.strip()[:500] for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:

@@ -82,6 +82,12 @@ async def test_what_can_not_be_used_says_why(tmp_path: Path, data: Path) -> None
     assert (
         "max_model_len is 999; the model's own limit is 256" in (await refused(spec(outside, max_model_len=999), data)).message
     )
+    silent_one = tiny(tmp_path / "silent")
+    for file in silent_one.glob("token*"):
+        file.unlink()
+    assert "has no tokenizer" in (await refused(spec(silent_one), data)).message
+    (silent_one / "config.json").unlink()
+    assert (await refused(spec(silent_one), data)).message == f"{silent_one}/config.json: No such file or directory"
     config = json.loads((outside / "config.json").read_text())
     (outside / "config.json").write_text(
         json.dumps({**config, "quantization_config": {"quant_method": "gptq"}, "hidden_size": 64})
