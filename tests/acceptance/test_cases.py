@@ -168,6 +168,7 @@ async def _ready_for(plane: PlaneUnderTest, phase: str) -> AsyncIterator[None]:
     await settled(plane)
     if phase == "running":
         await plane.chat("slow", "warm")
+        await settled(plane)  # the end of that one is recorded a moment after its answer
         yield
         return
     await plane.chat("hold")
