@@ -15,6 +15,8 @@ KEYS: Final = ("name", "source", "engine", "arguments", "share", "idle", "aliase
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
 _HUB: Final = re.compile(r"hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}", re.ASCII)
 _NOTE_LIMIT: Final = 200
+_ALIASES_LIMIT: Final = 32
+"""With it an event about a model stays far below what NATS takes in one message."""
 
 LATER: Final = {
     "priority": "priority classes are not in this version; take the key out: requests are served first come, first served",
@@ -153,6 +155,8 @@ def _idle(fields: Mapping[str, object]) -> Idle:
 def _aliases(value: object, name: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise invalid("aliases", f"{value!r} is not a list of names")
+    if len(value) > _ALIASES_LIMIT:
+        raise invalid("aliases", f"{len(value)} names; at most {_ALIASES_LIMIT} are taken")
     aliases = tuple(model_name(alias, "aliases") for alias in value)
     if name in aliases or len(set(aliases)) < len(aliases):
         raise invalid("aliases", f"{list(aliases)!r} holds a name twice, or the model's own")

@@ -76,6 +76,7 @@ def test_digest_is_of_the_meaning() -> None:
         ("[node]", "[nodes]", 3, "nodes", "did you mean node?"),
         ('pool_bytes = "2GiB"', 'pool_byte = "2GiB"', 4, "node.pool_byte", "did you mean pool_bytes?"),
         ('aliases = ["alpha"]', 'aliases = "alpha"', 17, "aliases", "list"),
+        ('aliases = ["alpha"]', f"aliases = {[f'a{n}' for n in range(33)]}", 17, "aliases", "33 names; at most 32"),
     ],
 )
 def test_an_error_names_file_line_key_and_cure(old: str, new: str, line: int, key: str, says: str) -> None:
