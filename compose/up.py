@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import asyncpg
 import msgspec
 import structlog
 
@@ -22,7 +23,7 @@ from compose.servers import Servers
 from compose.settingsfile import choose
 from compose.supervisor import Supervisor
 from controlplane.plane import Plane
-from migrations.upgrade import NewerSchema, upgrade
+from migrations.upgrade import NewerSchema, NotMigrated, upgrade
 
 INSTANCES_END_S: Final = 5.0
 PORT: Final = 8480
@@ -114,6 +115,11 @@ async def migrate(owner_url: str) -> None:
         raise EnvironmentRefusal(
             "newer_schema", f"The log is newer than this release: {error}.", "Upgrade enginehouse."
         ) from error
+    except (NotMigrated, OSError, TimeoutError, asyncpg.PostgresError) as error:
+        raise EnvironmentRefusal(
+            "not_migrated", f"The database can't be brought to this release's schema: {error or 'it took too long'}.",
+            "Give a Postgres role that may create tables in a database of its own, or give no URL.",
+        ) from error  # fmt: skip
 
 
 def _free_port(host: str, port: int) -> int:

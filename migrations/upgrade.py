@@ -20,6 +20,10 @@ class NewerSchema(Exception):
     """The database was migrated by a newer release than this one. Upgrade the release, or restore a backup."""
 
 
+class NotMigrated(Exception):
+    """The database refused: its role may not do this, most likely. Nothing was changed."""
+
+
 def revisions() -> list[str]:
     """Every revision of this release, oldest first: the files' leading numbers."""
     return sorted(path.name.partition("_")[0] for path in (HERE / "versions").glob("[0-9]*.py"))
@@ -32,22 +36,23 @@ def newest() -> str:
 async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
     """Migrate the database at `url` (as the owner of its tables). Returns whether there was anything to do.
 
-    Raises NewerSchema, TimeoutError, or what asyncpg raises.
+    Raises NewerSchema, NotMigrated, TimeoutError, or what asyncpg raises when it can't connect.
     """
     async with asyncio.timeout(deadline_s):
         found = await current(url)
         if found == newest():
             return False
         if found is not None and found not in revisions():
-            raise NewerSchema(
-                f"the database is at revision {found}, this release knows up to {newest()}; upgrade enginehouse"
-            )
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 (see `current`)
+            raise NewerSchema(f"the database is at revision {found}, this release knows up to {newest()}; upgrade enginehouse")
+        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 (see `current`)
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
         engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url))
         try:
             async with engine.begin() as connection:
                 await connection.run_sync(_migrate)
+        except (SQLAlchemyError, asyncpg.PostgresError) as error:  # the files' statements go past SQLAlchemy
+            raise NotMigrated(str(getattr(error, "orig", None) or error)) from error
         finally:
             await engine.dispose()
     log.info("migrated", was=found, now=newest())
