@@ -245,8 +245,11 @@ async def test_it_reads_without_scripts(house: Stagehouse, browser: Browser) -> 
 async def test_a_lost_connection_is_told_and_mended(plane: StagedPlane, browser: Browser) -> None:
     async with Stagehouse(plane).open() as house, opened(browser, house.url) as (page, _):
         await connected(house)
+        await page.set_viewport_size({"width": 1000, "height": 300})
+        await page.evaluate("scrollTo(0, document.body.scrollHeight)")
         house.stage.close()
         await expect(page.locator("#wire")).to_contain_text("No connection to enginehouse")
+        await expect(page.locator("#wire")).to_be_in_viewport()
         house.restage()
         plane.emit(ModelCleared(model="sql-coder"))
         await expect(page.locator("#wire")).to_be_hidden(timeout=20_000)
