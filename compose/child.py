@@ -177,9 +177,11 @@ class Child:
         finally:
             os.close(descriptor)
         assert self._popen is not None
-        process = Identity.of(self._popen.pid) or Identity(pid=self._popen.pid, started=0)
-        self._pid_file.write_bytes(msgspec.json.encode(process))
-        self._process = process
+        self._process = process = Identity.of(self._popen.pid) or Identity(pid=self._popen.pid, started=0)
+        try:
+            self._pid_file.write_bytes(msgspec.json.encode(process))
+        except OSError as error:  # a full disk: it runs all the same, and must not be started once more
+            log.error("pid_not_kept", child=spec.name, pid=process.pid, error=str(error))
         self._enter("starting")
         return process
 

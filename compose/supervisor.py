@@ -71,7 +71,10 @@ class Supervisor:
         return [child.state for child in self.children.values()]
 
     def _write(self) -> None:
-        write_states(self.data, self.states)
+        try:
+            write_states(self.data, self.states)
+        except OSError as error:  # a full disk: what `status` shows is old, and the children are kept all the same
+            log.error("states_not_written", error=str(error))
 
     async def _keep_logs_small(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """The supervisor with stand-in processes: start, restart, adoption, stop, logs."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -66,6 +67,22 @@ async def test_one_child_that_cannot_be_ended_leaves_none_of_the_others_running(
         patch.setattr(last, "stop", hang)
         await supervisor.stop()
     assert first.state.state == "stopped"
+
+
+async def test_a_full_disk_starts_no_child_twice(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    starts = tmp_path / "starts"
+    script = "import os, sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(600)"
+    child = supervisor.add(ChildSpec(name="a", argv=(sys.executable, "-c", script, str(starts))))
+    await until(lambda: starts.exists() and child.state.state == "ready")
+    pid = pid_of(supervisor, "a")
+    await asyncio.sleep(0.3)  # three times the first pause between starts
+    assert (starts.read_text(), pid_of(supervisor, "a"), child.state.restarts) == ("x", pid, 0)
 
 
 async def test_a_child_that_keeps_crashing_is_shown_and_tried_again(supervisor: Supervisor) -> None:
