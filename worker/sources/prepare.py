@@ -133,6 +133,8 @@ def _identity(source: str) -> tuple[str, ...]:
     try:
         found = path.resolve(strict=True)
         files = [found] if found.is_file() and source.endswith(".gguf") else sorted(found.iterdir())
+        if found.is_dir() and not (found / "config.json").exists():  # before a process with torch is started to find it out
+            raise SourceRefused("bad_source", f"{source} holds no model: it has no config.json", final=False)
         for file in files:
             if file.is_symlink() and file.resolve(strict=True).parent != found:
                 raise SourceRefused(

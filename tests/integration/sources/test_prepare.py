@@ -87,7 +87,7 @@ async def test_what_can_not_be_used_says_why(tmp_path: Path, data: Path) -> None
         file.unlink()
     assert "has no tokenizer" in (await refused(spec(silent_one), data)).message
     (silent_one / "config.json").unlink()
-    assert (await refused(spec(silent_one), data)).message == f"{silent_one}/config.json: No such file or directory"
+    assert (await refused(spec(silent_one), data)).message == f"{silent_one} holds no model: it has no config.json"
     config = json.loads((outside / "config.json").read_text())
     (outside / "config.json").write_text(
         json.dumps({**config, "quantization_config": {"quant_method": "gptq"}, "hidden_size": 64})
