@@ -113,7 +113,7 @@ class Stock:
         """Open a model's source until it is known what it needs, or that it can't be used."""
         subject, wait_s = f"model:{goal.model}", AGAIN_S[0]
         while True:
-            self._board.show(subject, "inspect")
+            self._board.show(subject, "inspecting")
             try:
                 shelved = await self._shelf.prepared(
                     model, lambda done, total: self._board.show(subject, "prepare", done, total)
