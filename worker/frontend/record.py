@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from worker.engines.messages import Sampling
 from worker.engines.wire import BrokenStream, Frames, decoder, pack
 
 NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
+
+
+log = structlog.get_logger("frontend")
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -71,7 +75,18 @@ class Record:
         return record
 
     def append(self, frame: Frame) -> None:
-        os.write(self._fd, pack(frame))
+        """Add a frame. A disk that is full costs the record, not the request: it goes on, and would not survive our death."""
+        if self._fd < 0:
+            return
+        data = pack(frame)
+        try:
+            if os.write(self._fd, data) == len(data):
+                return
+            reason = "No space left on device"
+        except OSError as error:
+            reason = str(error)
+        log.error("record_given_up", request=self._path.name, reason=reason)
+        self.remove()  # half a record would be worse than none
 
     def remove(self) -> None:
         """The request is over and its reader has it all."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from controlplane.logs import write_json_lines
 from controlplane.plane import Plane
 from worker.frontend.chat import load
 from worker.frontend.enginelink import EngineLink
@@ -176,6 +177,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
     os.umask(0o077)
+    write_json_lines()
     import uvloop  # noqa: PLC0415 (where it is used)
 
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """The record of a request: whatever a death cuts off, the rest is read again, and the text follows from it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,15 @@ def test_tokens_past_a_stop_string_are_dropped_and_not_counted(tmp_path: Path) -
 def test_a_request_id_is_a_name_and_no_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no request id"):
         Record.create(tmp_path, opened(name))
+
+
+def test_a_full_disk_costs_the_record_and_not_the_request(tmp_path: Path) -> None:
+    record = Record.create(tmp_path, opened())
+    os.dup2(full := os.open("/dev/full", os.O_WRONLY), record._fd)
+    os.close(full)
+    inflight = Inflight(opened(), record, ByteText())
+    for at, byte in enumerate(b"on and on"):
+        assert inflight.take(at, (byte,))
+    inflight.close(Closed(reason="stop"))
+    assert inflight.text == "on and on"
+    assert list(replay(tmp_path)) == [], "half a record would be taken for a whole one"
