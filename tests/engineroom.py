@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -117,7 +118,11 @@ class Room:
         self.start(
             "pool", "pool.daemon", "--socket", str(self.pool_socket), "--directory", str(segments), "--budget", str(budget)
         )
-        await self.until("the pool", self.pool_socket.exists)
+        await self.until("the pool", self._pool_listens)  # its socket is there a moment before it listens
+
+    def _pool_listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.pool_socket)) == 0
 
     async def stage(self, source: Path) -> str:
         client = await PoolClient.connect(self.pool_socket)
