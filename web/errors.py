@@ -12,7 +12,7 @@ STATUS: Final[Mapping[Code, int]] = {
     Code.MODEL_EXISTS: 409,
     Code.MODEL_RETIRED: 404,
     Code.MODEL_UNREADY: 503,
-    Code.MODEL_UNUSABLE: 503,
+    Code.MODEL_UNUSABLE: 400,
     Code.CANNOT_FIT: 400,
     Code.BACKING_OFF: 503,
     Code.TOO_LONG: 400,
@@ -32,8 +32,8 @@ STATUS: Final[Mapping[Code, int]] = {
 }
 
 ENDED_STATUS: Final[Mapping[str, int]] = {
-    "too_long": 400, "invalid": 400, "cannot_fit": 400, "model_retired": 404, "cancelled": 410, "engine_died": 502,
-    "frontend_lost": 502, "internal": 500,
+    "too_long": 400, "invalid": 400, "cannot_fit": 400, "model_unusable": 400, "model_retired": 404,
+    "cancelled": 410, "engine_died": 502, "frontend_lost": 502, "internal": 500,
 }  # fmt: skip
 """Codes with which a request that was admitted can fail; any other is 503, and trying again may help."""
 

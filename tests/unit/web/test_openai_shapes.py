@@ -106,7 +106,9 @@ def test_brackets_without_end_are_no_fault_of_ours() -> None:
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize(("code", "status"), [("cannot_fit", 400), ("model_retired", 404), ("load_failed", 503)])
+@pytest.mark.parametrize(
+    ("code", "status"), [("cannot_fit", 400), ("model_unusable", 400), ("model_retired", 404), ("load_failed", 503)]
+)
 def test_a_request_that_can_never_be_served_is_not_to_be_tried_again(code: str, status: int) -> None:
     error = ApiError.ended(code, "x")
     assert error.status == status
