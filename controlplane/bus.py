@@ -130,6 +130,9 @@ class Bus:
                 reply = await self.nc.request(subject, payload, timeout=None)  # type: ignore[arg-type]
         except nats.errors.NoRespondersError as error:
             _unavailable("no decider is listening", error)
+        except nats.errors.MaxPayloadError as error:  # to ask again would not make it smaller
+            message = f"{len(payload)} bytes for {subject}; the bus takes {self.nc.max_payload} in one message"
+            raise Refused(Code.INVALID, message) from error
         except (nats.errors.Error, TimeoutError, OSError) as error:
             _unavailable(f"the decider did not answer on {subject} within {timeout_s:g} s", error)
         if (reply.headers or {}).get(ENCODING) == "deflate":

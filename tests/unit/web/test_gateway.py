@@ -7,7 +7,7 @@ import nats.errors
 import pytest
 
 from controlplane.bus import Bus
-from controlplane.commands import Admit, Order
+from controlplane.commands import Admit, OpenGateway, Order
 from controlplane.refusal import Code, Refused
 from controlplane.subjects import GatewayBeat
 from web import gateway as module
@@ -47,3 +47,14 @@ async def test_a_beat_that_can_not_be_sent_ends_nobody(error: Exception) -> None
 
     client: Any = SimpleNamespace(is_connected=True, publish=publish, jetstream=lambda timeout: None)
     await Bus(client, "web").publish("beat.gateway.g", GatewayBeat(gateway="g", at_ms=1))
+
+
+async def test_a_command_that_no_message_holds_is_refused_for_good() -> None:
+    async def request(subject: str, payload: bytes, timeout: None) -> None:
+        raise nats.errors.MaxPayloadError
+
+    client: Any = SimpleNamespace(is_connected=True, request=request, max_payload=10, jetstream=lambda timeout: None)
+    order = Order(id="cmd_1", actor="gateway:g", body=OpenGateway(gateway="g", host="h", pid=1))
+    with pytest.raises(Refused, match="the bus takes 10") as refusal:
+        await Bus(client, "web").command("cmd.gateway", order)
+    assert refusal.value.code is Code.INVALID
