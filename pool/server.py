@@ -8,16 +8,38 @@ import shutil
 import socket
 import struct
 import threading
-from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, assert_never
 
 import msgspec
 
 from pool.arena import Arena
+from pool.deposits import Deposits
+from pool.devices import Devices, Resident
+from pool.gpu import Gpu
 from pool.manifest import Manifest
 from pool.mappers import mapping_processes
-from pool.messages import Attach, Attached, Describe, Drop, Refusal, Request, Stage, Staged, Staging, Verified, Verify
+from pool.messages import (
+    Attach,
+    Attached,
+    Deposit,
+    Describe,
+    Described,
+    Drop,
+    Find,
+    Refusal,
+    Release,
+    Request,
+    Room,
+    Seal,
+    Stage,
+    Staged,
+    Staging,
+    Verified,
+    Verify,
+)
+from pool.references import References
 from pool.residency import Refused, Residency
 from pool.stage import Cancelled, Progress, bad_tensors
 from pool.stagings import Stagings
@@ -28,6 +50,8 @@ WORD_S = 0.25
 SEND_S = 10.0
 """A client that does not take its answer for so long is let go."""
 CONNECTIONS = 1024
+WRITING_S = 900.0
+"""An engine that has been given room writes 60 GiB in ten seconds, or into a machine that swaps."""
 _CREDENTIALS = struct.Struct("3i")
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 log = logging.getLogger("pool")
@@ -36,10 +60,12 @@ T = TypeVar("T")
 
 
 class Server:
-    def __init__(self, arena: Arena, residency: Residency) -> None:
+    def __init__(self, arena: Arena, residency: Residency, gpus: Sequence[Gpu] = ()) -> None:
         self.arena = arena
         self.residency = residency
         self.stagings = Stagings(arena, residency)
+        self.deposits = Deposits(self.stagings)
+        self.devices = Devices(arena, gpus)
         self._connections: set[asyncio.Task[None]] = set()
         self._checker = ThreadPoolExecutor(1, "pool-checker", initializer=_yield_to_others)
         self._checking: asyncio.Task[None] | None = None
@@ -49,6 +75,8 @@ class Server:
         sound, removed = self.arena.adopt()
         for manifest in sound:
             self.residency.add(manifest)
+            if any(origin.form for origin in manifest.origins):
+                self.devices.prepare(manifest)
         log.info("adopted", extra={"sets": [manifest.weight_set for manifest in sound], "leftovers_removed": removed})
         if self.residency.used_bytes > self.residency.budget_bytes:
             log.warning("over_budget", extra={"used": self.residency.used_bytes, "budget": self.residency.budget_bytes})
@@ -75,12 +103,13 @@ class Server:
             task.cancel()
         await self.stagings.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.devices.close()
         self._checker.shutdown()
 
     # ---- a conversation -------------------------------------------------------------------------------------
 
     async def _converse(self, channel: AsyncChannel) -> None:
-        held: Counter[str] = Counter()
+        held = References(self.residency, self.devices, self._remove)
         try:
             if (refusal := self._admission(channel.sock)) is not None:
                 await _send(channel, refusal)
@@ -101,10 +130,7 @@ class Server:
                 await _send(channel, Refusal(code="failed", message="the pool daemon failed at this: see its log"))
         finally:
             channel.close()
-            for weight_set, count in held.items():
-                for _ in range(count):
-                    if self.residency.release(weight_set):
-                        await self._remove(weight_set)
+            await held.close()
 
     def _admission(self, sock: socket.socket) -> Refusal | None:
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -114,19 +140,27 @@ class Server:
             return Refusal(code="failed", message=f"{CONNECTIONS} connections are open: is a client leaking them?")
         return None
 
-    async def _answer(self, channel: AsyncChannel, request: Request, held: Counter[str]) -> None:
+    async def _answer(self, channel: AsyncChannel, request: Request, held: References) -> None:
         match request:
             case Stage():
                 await self._stage(channel, request.source)
             case Attach():
-                await self._attach(channel, request.weight_set, held)
+                await self._attach(channel, request, held)
+            case Release(weight_set=weight_set, device=device):
+                await _send(channel, await held.release(weight_set, device))
+            case Deposit():
+                await self._deposit(channel, request)
+            case Seal():
+                raise Refused("failed", "there is nothing to seal: ask for a deposit first")
+            case Find(source=source, form=form):
+                await _send(channel, await self.deposits.find(source, form))
             case Drop():
                 await self._drop(request.weight_set)
-                await _send(channel, self.residency.describe(os.getpid()))
+                await _send(channel, await self._describe())
             case Verify():
                 await self._verify(channel, request.weight_set)
             case Describe():
-                await _send(channel, self.residency.describe(os.getpid()))
+                await _send(channel, await self._describe())
             case _:
                 assert_never(request)
 
@@ -141,16 +175,66 @@ class Server:
         finally:
             self.stagings.leave(staging)
 
-    async def _attach(self, channel: AsyncChannel, weight_set: str, held: Counter[str]) -> None:
-        manifest = self.residency.hold(weight_set)
-        held[weight_set] += 1
-        fds = self.arena.open(manifest)
+    async def _attach(self, channel: AsyncChannel, request: Attach, held: References) -> None:
+        manifest = held.hold(request.weight_set)
+        attached = Attached(
+            weight_set=manifest.weight_set, segments=manifest.segments, tensors=manifest.tensors,
+            host_segments=manifest.host_segments, device=request.device,
+        )  # fmt: skip
+        if request.device is None:
+            await _hand_over(channel, attached, self.arena.open(manifest))
+            return
         try:
-            await _send(channel, Attached(weight_set=weight_set, segments=manifest.segments, tensors=manifest.tensors))
+            resident = await held.hold_on(manifest, request.device)
+        except Refused:
+            await held.release(manifest.weight_set, None)
+            raise
+        try:
+            await self._send_device(channel, manifest, attached, resident)
+        except (Refused, OSError):
+            await held.release(manifest.weight_set, request.device)
+            raise
+
+    async def _send_device(self, channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident) -> None:
+        made = await asyncio.shield(resident.exported)
+        count = len(manifest.segments) - manifest.host_segments
+        fds = self.arena.open(manifest)
+        close_all(fds[:count])
+        copies = [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
+        await _hand_over(channel, attached, [*copies, *fds[count:]])
+        was_there = resident.holders > 1
+        filled = await asyncio.shield(resident.filled)
+        if was_there:
+            filled = msgspec.structs.replace(filled, copied_bytes=0, path="resident")
+        await _send(channel, filled)
+
+    async def _deposit(self, channel: AsyncChannel, request: Deposit) -> None:
+        pledge = await self.deposits.begin(request)
+        try:
+            await _send(channel, Room())
             async with asyncio.timeout(SEND_S):
-                await channel.send_fds(fds)
+                await channel.send_fds(pledge.draft.fds)
+            async with asyncio.timeout(WRITING_S):
+                sealed = await channel.receive(_requests, REQUEST_LIMIT, SEND_S)
+            if not isinstance(sealed, Seal):
+                raise WireBroken("a deposit was not sealed")
+            progress = Progress()
+            sealing = asyncio.ensure_future(self.deposits.seal(pledge, progress))
+            try:
+                manifest, staged = await _talking(channel, sealing, progress)
+            except BaseException:
+                progress.cancel()
+                await asyncio.wait([sealing])
+                raise
+            self.devices.prepare(manifest)
+            log.info("deposited", extra=msgspec.structs.asdict(staged))
+            await _send(channel, staged)
         finally:
-            close_all(fds)
+            await self.deposits.end(pledge)
+
+    async def _describe(self) -> Described:
+        described = self.residency.describe(os.getpid())
+        return msgspec.structs.replace(described, devices=await self.devices.describe())
 
     async def _drop(self, weight_set: str) -> None:
         self.residency.leave(weight_set)
@@ -159,13 +243,14 @@ class Server:
         except BaseException:
             self.residency.stay(weight_set, "stays")
             raise
-        if processes:
-            raise self.residency.stay(weight_set, f"is mapped by processes {', '.join(map(str, processes))}")
+        if others := [pid for pid in processes if pid != os.getpid()]:
+            raise self.residency.stay(weight_set, f"is mapped by processes {', '.join(map(str, others))}")
         if (resident := self.residency.sets.get(weight_set)) is None or not resident.leaving:
             raise self.residency.stay(weight_set, "was staged again meanwhile")
         await self._remove(weight_set)
 
     async def _remove(self, weight_set: str) -> None:
+        await self.devices.forget(weight_set)
         grave = self.arena.bury(weight_set)
         self.residency.remove(weight_set)
         await asyncio.to_thread(shutil.rmtree, grave)
@@ -221,6 +306,16 @@ class Server:
 async def _send(channel: AsyncChannel, message: msgspec.Struct) -> None:
     async with asyncio.timeout(SEND_S):
         await channel.send(message)
+
+
+async def _hand_over(channel: AsyncChannel, attached: Attached, fds: list[int]) -> None:
+    """The descriptors are closed here, whatever happens."""
+    try:
+        await _send(channel, attached)
+        async with asyncio.timeout(SEND_S):
+            await channel.send_fds(fds)
+    finally:
+        close_all(fds)
 
 
 async def _talking(channel: AsyncChannel, work: asyncio.Future[T], progress: Progress) -> T:
