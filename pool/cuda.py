@@ -70,7 +70,7 @@ class CudaGpu:
         self._device = checked("cuDeviceGet", driver.cuDeviceGet(ordinal))
         self._context = checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device))
         self.bind()
-        self.uuid = uuid_text(bytes(checked("cuDeviceGetUuid", driver.cuDeviceGetUuid_v2(self._device)).bytes))
+        self.uuid = uuid_text(bytes(checked("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device)).bytes))
         self.total_bytes = int(checked("cuMemGetInfo", driver.cuMemGetInfo())[1])
         self._stream = checked("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
         self._rights = access(ordinal, writable=True)

@@ -112,7 +112,10 @@ def _gpus() -> Sequence[Gpu]:
         from pool.cuda import devices  # noqa: PLC0415 - nodes without a device have no such library
     except ImportError as error:
         raise CannotStart(f"--gpus needs cuda-python (pip install cuda-bindings): {error}") from error
-    return devices()
+    try:
+        return devices()
+    except RuntimeError as error:  # the bindings' own, where there is no driver
+        raise CannotStart(f"--gpus needs a driver: {error}") from error
 
 
 def _directory(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Sets that an engine brings itself, in the layout in which it wants them back: room first, then its bytes, then the digests."""
+"""Sets that an engine brings itself, in the layout in which it wants them back: room first, then bytes, then digests."""
 
 import asyncio
 import errno

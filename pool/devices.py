@@ -114,8 +114,11 @@ class Devices:
         filled: asyncio.Future[Filled] = loop.create_future()
         asked = time.monotonic()
 
+        def tell(made: OnDevice) -> None:
+            loop.call_soon_threadsafe(exported.set_result, made)
+
         def work() -> Filled:
-            return fill(device.lane.gpu, slabs, lambda made: loop.call_soon_threadsafe(exported.set_result, made))[1]
+            return fill(device.lane.gpu, slabs, tell)
 
         def settle(done: asyncio.Future[Filled]) -> None:
             if (error := done.exception()) is None:

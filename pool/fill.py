@@ -62,7 +62,7 @@ class OnDevice:
     """One a segment, ours to close."""
 
 
-def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None]) -> tuple[OnDevice, Filled]:
+def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None]) -> Filled:
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
     Raises Refused (`device_full`), OSError; the device is then as it was before.
@@ -90,7 +90,7 @@ def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None]) -> tuple[
         raise
     seconds = time.monotonic() - begun
     moved = slabs.size_bytes
-    return made, Filled(copied_bytes=moved, took_ms=seconds * 1000, bytes_per_s=moved / seconds, path="host")
+    return Filled(copied_bytes=moved, took_ms=seconds * 1000, bytes_per_s=moved / seconds, path="host")
 
 
 def _undo(gpu: Gpu, made: OnDevice) -> None:

@@ -1,5 +1,6 @@
-"""What the pool asks of a GPU: memory that can be exported, copies from host memory, free bytes. Nothing else, so that it can be
-played without one (`tests/fakegpu.py`).
+"""What the pool asks of a GPU: memory that can be exported, copies from host memory, free bytes.
+
+Nothing else, so that it can be played without one (`tests/fakegpu.py`).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The daemon's own view of its segments, from which devices are filled: mapped once, pinned piece by piece when there is time."""
+"""The daemon's own view of its segments, from which devices are filled: mapped once, pinned piece by piece in spare time."""
 
 import os
 from collections.abc import Sequence

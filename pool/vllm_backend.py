@@ -1,7 +1,7 @@
 """vLLM's sleep-mode backend over the pool, and how vLLM comes to know of it (entry point `vllm.general_plugins`).
 
-vLLM decides when its memory goes and comes; here is how: weights belong to the pool and are only mapped, KV memory is released and
-made again, everything else (scratch, graphs, workspaces) stays. With vLLM 0.26 the backend is chosen by
+vLLM decides when its memory goes and comes; here is how: weights belong to the pool and are only mapped, KV memory is released
+and made again, everything else (scratch, graphs, workspaces) stays. With vLLM 0.26 the backend is chosen by
 `ModelConfig.sleep_mode_backend`, later by `--sleep-mode-backend enginehouse`.
 """
 

@@ -1,4 +1,4 @@
-"""The weights of the vLLM in this process: its own memory at first, the pool's from the first sleep on, at the same addresses."""
+"""The weights of the vLLM in this process: its own memory at first, the pool's from then on, at the same addresses."""
 
 import ctypes
 import mmap
@@ -13,8 +13,8 @@ import torch
 from cuda.bindings import driver
 from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
 
-from pool.client import DeviceAttachment, attach_device, deposit
 from pool.cuda import access, checked, imported, map_at
+from pool.devicelink import DeviceAttachment, attach_device, deposit
 from pool.messages import Attached, Deposit, Filled, Released, Staged, Tensor
 from pool.native import Named, Native, Span, compare, native
 

@@ -1,4 +1,4 @@
-"""A GPU made of host memory: blocks are memory files, exported as descriptors, so that tests can read what a copy has brought."""
+"""A GPU made of host memory: blocks are memory files, exported as descriptors, for tests to read what a copy has brought."""
 
 import ctypes
 import mmap

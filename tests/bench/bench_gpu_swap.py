@@ -1,8 +1,8 @@
 """What a swap costs on a GPU: `python -m tests.bench.bench_gpu_swap --shape 8b --out FILE [--against l1,l2] [--cycles 7]`.
 
-Bus rate, our cycles (step by step), a second fine-tune on the same skeleton, switches, a second engine on the same memory, plain
-vLLM's sleep levels. Greedy tokens are compared after every step that could change them. Needs a GPU, vLLM 0.26 and room for two
-checkpoints of the shape.
+Bus rate, our cycles (step by step), a second fine-tune on the same skeleton, switches, a second engine on the same memory,
+plain vLLM's sleep levels. Greedy tokens are compared after every step that could change them.
+Needs a GPU, vLLM 0.26 and room for two checkpoints of the shape.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pool.client import Attachment, attach_device
+from pool.client import Attachment
+from pool.devicelink import attach_device
 from tests.bench.swapengine import EngineProcess
 from worker import gpus
 from worker.engines.messages import Attach, Detach, Drain, Health, Sleep, Stage, Wake
@@ -40,6 +41,7 @@ class Bench:
         self.engine: EngineProcess | None = None
         self.sets: dict[str, str] = {}
         self.tokens: dict[str, tuple[int, ...]] = {}
+        self.pool_pid = 0
 
     def phase(self, name: str, work: Callable[[], Any]) -> None:
         """One failing phase costs its own figures only."""
@@ -174,6 +176,8 @@ class Bench:
         try:
             first.tell(Attach(pool_socket=str(self.socket), weight_set=self.sets["a"]))
             first.tell(Wake(model="a"))
+            second.tell(Attach(pool_socket=str(self.socket), weight_set=self.sets["a"]))
+            second.tell(Detach())  # a skeleton starts with memory of its own under its weights, and gives it up here
             before = gpus.used_bytes(self.device.uuid)
             up, ms = second.timed(Attach(pool_socket=str(self.socket), weight_set=self.sets["a"]))
             second.tell(Wake(model="a"))
@@ -189,6 +193,41 @@ class Bench:
             second.end()
             first.tell(Sleep())
             first.tell(Detach())
+
+    def endurance(self, count: int) -> Any:
+        """Many cycles: nothing may grow."""
+        assert self.engine is not None
+        engine = self.engine
+
+        def cycle() -> None:
+            engine.tell(Attach(pool_socket=str(self.socket), weight_set=self.sets["a"]))
+            engine.tell(Wake(model="a"))
+            engine.generate(1)
+            engine.tell(Sleep())
+            engine.tell(Detach())
+
+        for _ in range(10):
+            cycle()
+        before = self.footprint()
+        begun = time.monotonic()
+        for _ in range(count):
+            cycle()
+        return {
+            "cycles": count,
+            "ms_each": (time.monotonic() - begun) * 1000 / count,
+            "before": before,
+            "after": self.footprint(),
+        }
+
+    def footprint(self) -> dict[str, int]:
+        assert self.engine is not None
+        found = {"device_bytes": gpus.used_bytes(self.device.uuid)}
+        for name, pid in (("engine", self.engine.process.pid), ("pool", self.pool_pid)):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            found[f"{name}_rss_kib"] = int(status["RssAnon"].split()[0])
+            found[f"{name}_threads"] = int(status["Threads"])
+            found[f"{name}_descriptors"] = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        return found
 
     def plain(self, name: str, levels: str) -> Any:
         result = self.work / f"plain-{name}.json"
@@ -246,6 +285,7 @@ def main() -> None:
     parser.add_argument("--work", default="/tmp/bench_swap")
     parser.add_argument("--against", default="l1,l2", help="plain vLLM: l1, l2, t (throughput), b (tokens of the second model)")
     parser.add_argument("--cycles", type=int, default=7)
+    parser.add_argument("--endurance", type=int, default=0, help="cycles after which nothing may have grown")
     parser.add_argument("--without", default="", help="phases to leave out: shared, throughput")
     options = parser.parse_args()
     bench = Bench(options)
@@ -255,6 +295,7 @@ def main() -> None:
     argv = [sys.executable, "-m", "pool.daemon", "--socket", str(bench.socket), "--directory", str(bench.work / "pool")]
     with (bench.work / "pool.log").open("wb") as log:
         daemon = subprocess.Popen([*argv, "--budget", str(60 << 30), "--gpus", "--forget"], stderr=log)
+    bench.pool_pid = daemon.pid
     try:
         bench.phase("start", bench.start)
         bench.phase("stage_a", lambda: bench.stage("a"))
@@ -264,6 +305,8 @@ def main() -> None:
         bench.phase("cycles_a_after_b", lambda: bench.cycles("a"))
         bench.phase("switches", lambda: bench.switches(resident=False))
         bench.phase("switches_resident", lambda: bench.switches(resident=True))
+        if options.endurance:
+            bench.phase("endurance", lambda: bench.endurance(options.endurance))
         if "throughput" not in options.without:
             bench.phase("throughput", bench.throughput)
         if "shared" not in options.without:

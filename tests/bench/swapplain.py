@@ -1,4 +1,4 @@
-"""Plain vLLM for comparison: `python -m tests.bench.swapplain MODEL RESULT CYCLES ARGUMENTS LEVELS`, in a process of its own."""
+"""Plain vLLM, in a process of its own: `python -m tests.bench.swapplain MODEL RESULT CYCLES ARGUMENTS LEVELS`."""
 
 import json
 import os

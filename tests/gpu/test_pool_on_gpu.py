@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pool.client import DeviceAttachment, PoolRefused, attach_device, deposit
+from pool.client import PoolRefused
+from pool.devicelink import DeviceAttachment, attach_device, deposit
 from pool.messages import Attached, Deposit, Tensor
 from tests.poolroom import Daemon, wait_for, write_safetensors
 from worker import gpus

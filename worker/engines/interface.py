@@ -39,7 +39,7 @@ IDLE = Stepped((), None)
 
 
 class Engine(Protocol):
-    """One skeleton. Every method is called by one thread; all but `stage` return within about a second (the length of a step)."""
+    """One skeleton. One thread calls every method; all but `stage` return within about a second (the length of a step)."""
 
     def attach(self, pool_socket: str, weight_set: str) -> None:
         """Map a weight set. Attaching the one that is mapped changes nothing. Raises `EngineFault`."""

@@ -79,10 +79,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_mapped: int
     bytes_kv: int
     bytes_private: int
-    """Private dirty memory of the process (smaps_rollup), KV included."""
+    """Private dirty memory of the process (smaps_rollup), or its memory on the GPU; KV included."""
     took_ms: float = 0.0
     bytes_device: int | None = None
-    """All that the driver says this process uses of its GPU, what it maps of the pool's memory included; None: no GPU."""
+    """What the driver says this process has taken of its GPU; the pool's memory counts as the pool's. None: no GPU."""
     bytes_copied: int = 0
     """Sent to the device for the last `Attach`, 0 if all was there."""
     copy_ms: float = 0.0

@@ -1,4 +1,4 @@
-"""Sets on GPUs: what engines bring, what they get back, and that memory goes when its last user does. The GPU is a played one."""
+"""Sets on GPUs: what engines bring, what they get back, and that memory goes with its last user. The GPU is a played one."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pool.arena import Arena
-from pool.client import PoolClient, PoolRefused, attach_device, deposit, find
+from pool.client import PoolClient, PoolRefused
+from pool.devicelink import attach_device, deposit, find
 from pool.messages import Attached, Deposit, Described, Tensor
 from pool.residency import Residency
 from pool.server import Server
