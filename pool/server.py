@@ -26,6 +26,7 @@ from pool.messages import (
     Describe,
     Described,
     Drop,
+    Filled,
     Find,
     Refusal,
     Release,
@@ -181,24 +182,22 @@ class Server:
         except Refused:
             await held.release(manifest.weight_set, None)
             raise
+        was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
         try:
-            await self._send_device(channel, manifest, attached, resident)
+            filled = await self._send_device(channel, manifest, attached, resident)
         except (Refused, OSError):
             await held.release(manifest.weight_set, request.device)
             raise
+        await send(channel, msgspec.structs.replace(filled, copied_bytes=0, path="resident") if was_there else filled)
 
-    async def _send_device(self, channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident) -> None:
+    async def _send_device(self, channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident) -> Filled:
         made = await asyncio.shield(resident.exported)
         count = len(manifest.segments) - manifest.host_segments
         fds = self.arena.open(manifest)
         close_all(fds[:count])
         copies = [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
         await hand_over(channel, attached, [*copies, *fds[count:]])
-        was_there = resident.holders > 1
-        filled = await asyncio.shield(resident.filled)
-        if was_there:
-            filled = msgspec.structs.replace(filled, copied_bytes=0, path="resident")
-        await send(channel, filled)
+        return await asyncio.shield(resident.filled)
 
     async def _deposit(self, channel: AsyncChannel, request: Deposit) -> None:
         pledge = await self.deposits.begin(request)

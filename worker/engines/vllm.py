@@ -84,7 +84,7 @@ class VllmEngine:
         begun = time.monotonic()
         if self._backend.weights.attached is not None:
             raise EngineFault("busy", f"{self._backend.weights.attached} is mapped: sleep and detach first")
-        with _faults(pool_socket):
+        with _faults(pool_socket, self._device):
             if (known := find(pool_socket, source, form)) is not None:
                 return Stocked(weight_set=known, size_bytes=self._backend.weights.shared_bytes, read_bytes=0)
             if self._source != source:
@@ -122,7 +122,7 @@ class VllmEngine:
         if weights.own:
             weights.drop_own()
             self._source = ""
-        with _faults(pool_socket):
+        with _faults(pool_socket, self._device):
             try:
                 filled = self._backend.attach(weight_set, pool_socket=pool_socket)
             except BaseException:
@@ -268,11 +268,19 @@ def _ordinal(device: str) -> str:
     raise SystemExit(f"this machine has no GPU {device!r}; it has {', '.join(one.uuid for one in gpus.gpus()) or 'none'}")
 
 
+def users(of: dict[int, int]) -> str:
+    """Who has a device's memory, the largest first, in words."""
+    if not of:
+        return "the driver does not say who has the memory"
+    ordered = sorted(of.items(), key=lambda one: -one[1])
+    return "used by " + ", ".join(f"pid {pid} ({size} bytes)" for pid, size in ordered)
+
+
 class _faults:
     """The pool's refusals and a layout that does not fit, as the engine's."""
 
-    def __init__(self, pool_socket: str) -> None:
-        self._pool_socket = pool_socket
+    def __init__(self, pool_socket: str, device: str) -> None:
+        self._pool_socket, self._device = pool_socket, device
 
     def __enter__(self) -> None: ...
 
@@ -281,6 +289,8 @@ class _faults:
         from pool.native import LayoutDiffers  # noqa: PLC0415
 
         match error:
+            case PoolRefused(code="device_full"):
+                raise EngineFault(error.code, f"{error.message}; {users(gpus.processes(self._device))}") from error
             case PoolRefused():
                 raise EngineFault(error.code, error.message) from error
             case LayoutDiffers():

@@ -162,6 +162,44 @@ async def test_an_engine_that_dies_gives_its_memory_back(room: Room) -> None:
     await until(lambda: not room.gpu.blocks)
 
 
+async def test_an_engine_that_dies_while_bytes_travel_leaves_the_device_as_it_was(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.gate.clear()
+
+    def dies(attached: Attached, fds: list[int]) -> None:
+        raise RuntimeError("killed in the middle")
+
+    with pytest.raises(RuntimeError):
+        await asyncio.to_thread(attach_device, room.socket, weight_set, "GPU-fake", dies)
+    room.gpu.gate.set()
+    await until(lambda: not room.gpu.blocks)
+    await asyncio.to_thread((await room.attach(weight_set)).release)
+
+
+async def test_who_asks_for_a_set_on_its_way_waits_for_the_same_copy(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.gate.clear()
+    asked = [asyncio.create_task(room.attach(weight_set)) for _ in range(2)]
+    await until(lambda: len(room.gpu.blocks) == 2)
+    room.gpu.gate.set()
+    first, second = await asyncio.gather(*asked)
+    assert sorted([first.filled.copied_bytes, second.filled.copied_bytes]) == [0, SHARED + 2 * MIB]
+    assert room.gpu.copies == [SHARED, 2 * MIB]
+    for one in (first, second):
+        await asyncio.to_thread(one.release)
+
+
+async def test_a_set_on_a_device_is_not_dropped(room: Room) -> None:
+    weight_set = await room.deposit()
+    attachment = await room.attach(weight_set)
+    async with await PoolClient.connect(room.socket) as client:
+        with pytest.raises(PoolRefused, match="in_use"):
+            await client.drop(weight_set)
+    await asyncio.to_thread(attachment.release)
+    async with await PoolClient.connect(room.socket) as client:
+        await client.drop(weight_set)
+
+
 async def test_a_device_that_is_not_here_is_refused_by_name(room: Room) -> None:
     weight_set = await room.deposit()
     with pytest.raises(PoolRefused, match="GPU-fake") as refused:

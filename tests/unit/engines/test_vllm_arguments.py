@@ -8,7 +8,7 @@ from controlplane import arguments
 from controlplane.refusal import Refused
 from worker.engines.fake import FakeEngine
 from worker.engines.interface import EngineFault
-from worker.engines.vllm import VllmEngine, engine_arguments
+from worker.engines.vllm import VllmEngine, engine_arguments, users
 from worker.gpus import gpus
 
 
@@ -55,3 +55,8 @@ def test_engines_of_the_files_own_layout_stage_nothing(tmp_path: Path) -> None:
     with pytest.raises(EngineFault) as fault:
         FakeEngine(tmp_path, {}).stage("/run/pool.sock", "/models/a", "cfg_1")
     assert fault.value.code == "not_available"
+
+
+def test_who_has_a_full_devices_memory_is_named_the_largest_first() -> None:
+    assert users({10: 5, 20: 7}) == "used by pid 20 (7 bytes), pid 10 (5 bytes)"
+    assert "does not say" in users({})
