@@ -36,6 +36,16 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "dtype": Allowed(kind=str, choices=("float32", "bfloat16")),
         "threads": Allowed(kind=int, low=1, high=1024),
     },
+    "vllm": {
+        "max_model_len": Allowed(kind=int, low=16, high=10_000_000),
+        "max_num_seqs": Allowed(kind=int, low=1, high=4096),
+        "max_num_batched_tokens": Allowed(kind=int, low=16, high=1_000_000),
+        "kv_bytes": Allowed(kind=int, low=2**24, high=16 * _TIB, is_size=True),
+        "dtype": Allowed(kind=str, choices=("bfloat16", "float16")),
+        "enforce_eager": Allowed(kind=bool),
+        "compile": Allowed(kind=bool),
+        "prefix_caching": Allowed(kind=bool),
+    },
     "fake": {
         "load_ms": Allowed(kind=int, low=0, high=_HOUR_MS),
         "wake_ms": Allowed(kind=int, low=0, high=_HOUR_MS),

@@ -7,7 +7,7 @@ import msgspec
 CELLS = 8
 """A device is a buddy tree down to eighths; a cell is one eighth, the unit of exclusion."""
 
-EngineName = Literal["transformers", "fake"]
+EngineName = Literal["transformers", "vllm", "fake"]
 Argument = str | int | float | bool
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$", max_length=100)]
 

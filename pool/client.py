@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import select
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Self, TypeVar
@@ -33,7 +35,7 @@ SILENCE_S = 10.0
 RETRY_S = 0.1
 
 T = TypeVar("T", bound=msgspec.Struct)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 class PoolRefused(Exception):
@@ -71,20 +73,20 @@ class PoolClient:
                     reply = await self._receive()
                 if isinstance(reply, Staged):
                     return reply
-                word = _expect(Staging, reply)
+                word = expect(Staging, reply)
                 if progress is not None:
                     progress(word)
 
     async def attach(self, weight_set: str, *, deadline_s: float = ANSWER_S) -> tuple[Attached, list[int]]:
         """What is in the set and one read-only descriptor per segment, the caller's to close."""
         async with self._conversation(Attach(weight_set=weight_set)), asyncio.timeout(deadline_s):
-            attached = _expect(Attached, await self._receive())
+            attached = expect(Attached, await self._receive())
             return attached, await self._channel.receive_fds(len(attached.segments))
 
     async def drop(self, weight_set: str, *, deadline_s: float = ANSWER_S) -> Described:
         """Free a set; answers with what the pool holds then."""
         async with self._conversation(Drop(weight_set=weight_set)), asyncio.timeout(deadline_s):
-            return _expect(Described, await self._receive())
+            return expect(Described, await self._receive())
 
     async def verify(self, weight_set: str) -> Verified:
         async with self._conversation(Verify(weight_set=weight_set)):
@@ -92,11 +94,11 @@ class PoolClient:
                 async with asyncio.timeout(SILENCE_S):
                     reply = await self._receive()
                 if not isinstance(reply, Staging):
-                    return _expect(Verified, reply)
+                    return expect(Verified, reply)
 
     async def describe(self, *, deadline_s: float = ANSWER_S) -> Described:
         async with self._conversation(Describe()), asyncio.timeout(deadline_s):
-            return _expect(Described, await self._receive())
+            return expect(Described, await self._receive())
 
     async def close(self) -> None:
         self._channel.close()
@@ -121,7 +123,7 @@ class PoolClient:
                 raise
 
     async def _receive(self) -> Reply:
-        reply = await self._channel.receive(_replies, REPLY_LIMIT, ANSWER_S)
+        reply = await self._channel.receive(replies, REPLY_LIMIT, ANSWER_S)
         if reply is None:
             raise WireBroken("the pool daemon closed the connection")
         return reply
@@ -140,8 +142,9 @@ class Attachment:
         self.refused: PoolRefused | None = None
         """Why a restarted daemon did not take the reference back; what is mapped stays good."""
         self._path = path
-        self._channel = channel
+        self.channel = channel
         self._closed = threading.Event()
+        self._bell, self._ear = socket.socketpair()
         self._thread = threading.Thread(target=self._stay, name="pool-attachment", daemon=True)
         self._thread.start()
 
@@ -152,18 +155,26 @@ class Attachment:
 
     def close(self) -> None:
         """Give the reference back: unmap first. Twice is fine."""
+        self.end_thread()
+        self.channel.close()
+        self._bell.close()
+        self._ear.close()
+        self.close_fds()
+
+    def end_thread(self) -> None:
+        """The channel is the caller's from now on."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._channel.sock.shutdown(2)  # wakes the thread
+            self._bell.send(b"\0")
         self._thread.join(ANSWER_S)
-        self._channel.close()
-        self.close_fds()
 
     def _stay(self) -> None:
         while not self._closed.is_set():
-            self._channel.sock.settimeout(None)
-            with contextlib.suppress(OSError):
-                self._channel.sock.recv(1)  # nothing is ever sent here: this returns when the daemon is gone, or we are
+            # Nothing is ever sent here without being asked for: this returns when the daemon is gone, or we are.
+            waiting = select.poll()
+            waiting.register(self.channel.sock, select.POLLIN)
+            waiting.register(self._ear, select.POLLIN)
+            waiting.poll()
             while not self._closed.is_set() and not self._again():
                 self._closed.wait(RETRY_S)
             if self.refused is not None:
@@ -171,15 +182,15 @@ class Attachment:
 
     def _again(self) -> bool:
         try:
-            channel, _, fds = _ask(self._path, self.attached.weight_set, ANSWER_S)
+            channel, _, fds = ask(self._path, self.attached.weight_set, ANSWER_S)
         except PoolRefused as refused:
             self.refused = refused
             return True
         except OSError:
             return False
         close_all(fds)
-        self._channel.close()
-        self._channel = channel
+        self.channel.close()
+        self.channel = channel
         if self._closed.is_set():  # `close` may have shut the old channel down meanwhile
             channel.close()
         return True
@@ -187,22 +198,22 @@ class Attachment:
 
 def attach(path: str | os.PathLike[str], weight_set: str, *, deadline_s: float = ANSWER_S) -> Attachment:
     """Blocking: reference a set and receive its descriptors. Raises PoolRefused, OSError (TimeoutError, no daemon)."""
-    channel, attached, fds = _ask(os.fspath(path), weight_set, deadline_s)
+    channel, attached, fds = ask(os.fspath(path), weight_set, deadline_s)
     return Attachment(os.fspath(path), channel, attached, fds)
 
 
-def _ask(path: str, weight_set: str, deadline_s: float) -> tuple[Channel, Attached, list[int]]:
+def ask(path: str, weight_set: str, deadline_s: float, device: str | None = None) -> tuple[Channel, Attached, list[int]]:
     channel = Channel.connect(path, deadline_s)
     try:
-        channel.send(Attach(weight_set=weight_set), deadline_s)
-        attached = _expect(Attached, channel.receive(_replies, deadline_s))
+        channel.send(Attach(weight_set=weight_set, device=device), deadline_s)
+        attached = expect(Attached, channel.receive(replies, deadline_s))
         return channel, attached, channel.receive_fds(len(attached.segments), deadline_s)
     except BaseException:
         channel.close()
         raise
 
 
-def _expect(kind: type[T], reply: Reply) -> T:
+def expect(kind: type[T], reply: Reply) -> T:
     if isinstance(reply, Refusal):
         raise PoolRefused(reply)
     if not isinstance(reply, kind):

@@ -13,13 +13,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from pool.arena import Arena
+from pool.gpu import Gpu
 from pool.place import SHARED_MEMORY, PlaceRefused, claim, place, sweep
 from pool.residency import Residency
 from pool.server import Server
@@ -79,6 +80,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--budget", type=int, required=True, help="bytes of weight sets at most")
     parser.add_argument("--forget", action="store_true", help="free all sets at the end")
+    parser.add_argument("--gpus", action="store_true", help="hold sets on this machine's GPUs, too")
     parser.add_argument("--no-shared-memory", dest="shared_memory", action="store_false", help="keep segments in the directory")
     return parser.parse_args(arguments)
 
@@ -89,7 +91,7 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     arena = Arena(root)
-    server = Server(arena, Residency(options.budget))
+    server = Server(arena, Residency(options.budget), _gpus() if options.gpus else ())
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
     log.info("ready", extra={"socket": str(options.socket), "segments": str(root), "budget_bytes": options.budget})
@@ -103,6 +105,17 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     if options.forget:
         arena.forget()
     log.info("ended", extra={"forgot": options.forget})
+
+
+def _gpus() -> Sequence[Gpu]:
+    try:
+        from pool.cuda import devices  # noqa: PLC0415 - nodes without a device have no such library
+    except ImportError as error:
+        raise CannotStart(f"--gpus needs cuda-python (pip install cuda-bindings): {error}") from error
+    try:
+        return devices()
+    except RuntimeError as error:  # the bindings' own, where there is no driver
+        raise CannotStart(f"--gpus needs a driver: {error}") from error
 
 
 def _directory(path: Path) -> Path:

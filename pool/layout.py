@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from blake3 import blake3
 
+from pool.messages import Tensor
 from pool.safetensors import Entry
 
 SEGMENT_BYTES = 256 << 20
@@ -61,6 +62,12 @@ def _digest(segments: Sequence[int], placed: Sequence[Placed]) -> str:
     """Over all that an engine relies on, and not over where the bytes came from."""
     lines = [(of.entry.name, of.entry.dtype, of.entry.shape, of.segment, of.offset, of.entry.size_bytes) for of in placed]
     return blake3(msgspec.msgpack.encode((_VERSION, segments, lines))).hexdigest()
+
+
+def native_digest(segments: Sequence[int], host_segments: int, tensors: Sequence[Tensor]) -> str:
+    """Of a layout that an engine has made itself."""
+    lines = [(of.name, of.dtype, of.shape, of.segment, of.offset, of.size_bytes) for of in tensors]
+    return blake3(msgspec.msgpack.encode((_VERSION, segments, host_segments, lines))).hexdigest()
 
 
 def weight_set_id(layout_digest: str, tensor_digests: Sequence[str]) -> str:

@@ -17,6 +17,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     files: tuple[SourceFile, ...]
+    form: str = ""
+    """What an engine made of the files, `""`: nothing."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[int, ...]
     tensors: tuple[Tensor, ...]
     origins: tuple[Origin, ...]
+    host_segments: int = 0
+    """The last so many segments never go to a device."""
 
     @property
     def size_bytes(self) -> int:

@@ -44,7 +44,16 @@ def _hide(address: int, size: int) -> None:
     _map(address, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED, -1)
 
 
-def _unmap(address: int, size: int) -> None:
+def map_shared(fd: int, size: int) -> int:
+    """Map a file's first bytes for reading and writing wherever there is room; closes the descriptor. Raises OSError."""
+    try:
+        return _map(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd)
+    finally:
+        os.close(fd)
+
+
+def unmap(address: int, size: int) -> None:
+    """Give addresses back to the system."""
     if _libc.munmap(address, size):
         raise OSError(ctypes.get_errno(), f"munmap of {size} bytes")
 
@@ -73,7 +82,7 @@ class Reservation:
         self.address = -(-start // HUGE_PAGE) * HUGE_PAGE
         self._sizes: tuple[int, ...] = ()
         # Not at exit: other threads may still be reading then, and the system takes it all back anyway.
-        weakref.finalize(self, _unmap, start, span).atexit = False
+        weakref.finalize(self, unmap, start, span).atexit = False
 
     @property
     def attached_bytes(self) -> int:

@@ -20,9 +20,50 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer: `Attached`, followed by one message per 100 descriptors (segments in order), or `Refusal`."""
+    """Answer: `Attached`, followed by one message per 100 descriptors (segments in order), or `Refusal`.
+
+    With a device the descriptors of all but the set's host segments are memory of that GPU, sent while it is still being
+    filled (mapping needs no bytes), and `Filled` follows once it is, or a `Refusal`, after which nothing is to be used.
+    """
 
     weight_set: str
+    device: str | None = None
+    """UUID of a GPU of this node."""
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Give one reference of this connection back, after unmapping. Answer: `Released`, once the memory is free."""
+
+    weight_set: str
+    device: str | None = None
+
+
+class Deposit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Make room for a set in an engine's own layout.
+
+    Answer: `Room` and writable descriptors of all segments. Write the tensors, leave the rest as it is (zero), send `Seal`.
+    """
+
+    source: str
+    """Absolute directory of the files that the engine has loaded."""
+    form: str
+    """What the engine makes of the files: one source has one set per form (a configuration's id)."""
+    segments: tuple[int, ...]
+    host_segments: int
+    """The last so many are never on a device: engines copy the tensors in them into memory of their own."""
+    tensors: tuple["Tensor", ...]
+    """Their digests are left out: the daemon computes them."""
+
+
+class Seal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All is written. Answer: `Staging` any number of times (digests), then `Staged`."""
+
+
+class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Is there a set of exactly these files in this form? Answer: `Staged` (`read_bytes` 0) or `Refusal` (`unknown_set`)."""
+
+    source: str
+    form: str
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -66,7 +107,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     segment: int
     offset: int
     size_bytes: int
-    digest: str
+    digest: str = ""
     """blake3 of the bytes, hex."""
 
 
@@ -75,6 +116,31 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     segments: tuple[int, ...]
     """Size of each in bytes, a multiple of the page size."""
     tensors: tuple[Tensor, ...]
+    host_segments: int = 0
+    """The last so many segments are host memory also where a device was named."""
+    device: str | None = None
+
+
+class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The device's memory holds the set."""
+
+    copied_bytes: int
+    """0: it was there already, for somebody else."""
+    took_ms: float
+    """From the request's turn on the device to the last byte."""
+    bytes_per_s: float
+    path: str
+    """How the bytes went: `resident`, or `host` (its own link)."""
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    freed_bytes: int
+    """0: others still hold it."""
+    took_ms: float
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Writable descriptors follow, one a segment."""
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -101,6 +167,18 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     bad: tuple[str, ...]
 
 
+class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+    device: str
+    total_bytes: int
+    free_bytes: int
+    """By the driver's word, whoever uses the rest."""
+    sets: dict[str, int]
+    """Weight set -> references."""
+    resident_bytes: int
+    registered_bytes: int
+    """Host memory that copies run from at full speed."""
+
+
 class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     budget_bytes: int
     used_bytes: int
@@ -108,11 +186,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sets: tuple[SetState, ...]
     dropped: tuple[Dropped, ...] = ()
     """Since the daemon's start, the last 100."""
+    devices: tuple[DeviceState, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Codes: `over_budget` (need_bytes, free_bytes), `no_room` (the host has less than the budget), `unknown_set`, `in_use`,
-    `bad_source`, `corrupt`, `forbidden` (another user), `failed` (the daemon's own fault, or its disk's)."""
+    `bad_source`, `corrupt`, `forbidden` (another user), `failed` (the daemon's own fault, or its disk's), `unknown_device`,
+    `device_full` (need_bytes, free_bytes: seen before a byte is copied), `bad_layout`."""
 
     code: str
     message: str
@@ -120,5 +200,5 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     free_bytes: int = 0
 
 
-Request = Stage | Attach | Drop | Verify | Describe
-Reply = Staging | Staged | Attached | Verified | Described | Refusal
+Request = Stage | Attach | Release | Deposit | Seal | Find | Drop | Verify | Describe
+Reply = Staging | Staged | Attached | Filled | Released | Room | Verified | Described | Refusal

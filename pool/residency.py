@@ -86,7 +86,7 @@ class Residency:
     def add_origin(self, weight_set: str, origin: Origin) -> Manifest:
         """The same bytes from another place (or from files written anew); the manifest to be kept."""
         resident = self.sets[weight_set]
-        others = tuple(known for known in resident.manifest.origins if known.path != origin.path)
+        others = tuple(known for known in resident.manifest.origins if (known.path, known.form) != (origin.path, origin.form))
         resident.manifest = msgspec.structs.replace(resident.manifest, origins=(*others, origin))
         resident.leaving = False
         return resident.manifest

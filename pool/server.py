@@ -7,41 +7,60 @@ import os
 import shutil
 import socket
 import struct
-import threading
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, assert_never
+from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 
 from pool.arena import Arena
+from pool.checks import Checks
+from pool.deposits import Deposits
+from pool.devices import Devices, Resident
+from pool.gpu import Gpu
 from pool.manifest import Manifest
 from pool.mappers import mapping_processes
-from pool.messages import Attach, Attached, Describe, Drop, Refusal, Request, Stage, Staged, Staging, Verified, Verify
+from pool.messages import (
+    Attach,
+    Attached,
+    Deposit,
+    Describe,
+    Described,
+    Drop,
+    Filled,
+    Find,
+    Refusal,
+    Release,
+    Request,
+    Room,
+    Seal,
+    Stage,
+    Staged,
+    Verify,
+)
+from pool.references import References
 from pool.residency import Refused, Residency
-from pool.stage import Cancelled, Progress, bad_tensors
+from pool.stage import Cancelled, Progress
 from pool.stagings import Stagings
+from pool.talk import SEND_S, WORD_S, hand_over, send, talking
 from pool.wire import REQUEST_LIMIT, AsyncChannel, WireBroken, close_all
 
-WORD_S = 0.25
-"""Between two words on long work: a page shows progress at this pace, and clients take ten seconds of silence for a hang."""
-SEND_S = 10.0
-"""A client that does not take its answer for so long is let go."""
 CONNECTIONS = 1024
+WRITING_S = 900.0
+"""An engine that has been given room writes 60 GiB in ten seconds, or into a machine that swaps."""
 _CREDENTIALS = struct.Struct("3i")
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 log = logging.getLogger("pool")
 
-T = TypeVar("T")
-
 
 class Server:
-    def __init__(self, arena: Arena, residency: Residency) -> None:
+    def __init__(self, arena: Arena, residency: Residency, gpus: Sequence[Gpu] = ()) -> None:
         self.arena = arena
         self.residency = residency
         self.stagings = Stagings(arena, residency)
+        self.deposits = Deposits(self.stagings)
+        self.devices = Devices(arena, gpus)
         self._connections: set[asyncio.Task[None]] = set()
-        self._checker = ThreadPoolExecutor(1, "pool-checker", initializer=_yield_to_others)
+        self.checks = Checks(arena, residency, self._remove)
         self._checking: asyncio.Task[None] | None = None
 
     def adopt(self) -> None:
@@ -49,10 +68,12 @@ class Server:
         sound, removed = self.arena.adopt()
         for manifest in sound:
             self.residency.add(manifest)
+            if any(origin.form for origin in manifest.origins):
+                self.devices.prepare(manifest)
         log.info("adopted", extra={"sets": [manifest.weight_set for manifest in sound], "leftovers_removed": removed})
         if self.residency.used_bytes > self.residency.budget_bytes:
             log.warning("over_budget", extra={"used": self.residency.used_bytes, "budget": self.residency.budget_bytes})
-        self._checking = asyncio.create_task(self._check_all(sound), name="check adopted sets")
+        self._checking = asyncio.create_task(self.checks.all(sound), name="check adopted sets")
 
     async def serve(self, listener: socket.socket) -> None:
         """Until cancelled."""
@@ -75,15 +96,16 @@ class Server:
             task.cancel()
         await self.stagings.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._checker.shutdown()
+        await self.devices.close()
+        self.checks.close()
 
     # ---- a conversation -------------------------------------------------------------------------------------
 
     async def _converse(self, channel: AsyncChannel) -> None:
-        held: Counter[str] = Counter()
+        held = References(self.residency, self.devices, self._remove)
         try:
             if (refusal := self._admission(channel.sock)) is not None:
-                await _send(channel, refusal)
+                await send(channel, refusal)
                 return
             while (request := await channel.receive(_requests, REQUEST_LIMIT, SEND_S)) is not None:
                 try:
@@ -92,19 +114,16 @@ class Server:
                     log.info(
                         "refused", extra={"request": request, "code": refused.refusal.code, "why": refused.refusal.message}
                     )
-                    await _send(channel, refused.refusal)
+                    await send(channel, refused.refusal)
         except (ConnectionError, TimeoutError) as error:
             log.info("connection_lost", extra={"why": repr(error)})
         except Exception:
             log.exception("conversation_failed")
             with contextlib.suppress(ConnectionError, TimeoutError):
-                await _send(channel, Refusal(code="failed", message="the pool daemon failed at this: see its log"))
+                await send(channel, Refusal(code="failed", message="the pool daemon failed at this: see its log"))
         finally:
             channel.close()
-            for weight_set, count in held.items():
-                for _ in range(count):
-                    if self.residency.release(weight_set):
-                        await self._remove(weight_set)
+            await held.close()
 
     def _admission(self, sock: socket.socket) -> Refusal | None:
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -114,43 +133,99 @@ class Server:
             return Refusal(code="failed", message=f"{CONNECTIONS} connections are open: is a client leaking them?")
         return None
 
-    async def _answer(self, channel: AsyncChannel, request: Request, held: Counter[str]) -> None:
+    async def _answer(self, channel: AsyncChannel, request: Request, held: References) -> None:
         match request:
             case Stage():
                 await self._stage(channel, request.source)
             case Attach():
-                await self._attach(channel, request.weight_set, held)
+                await self._attach(channel, request, held)
+            case Release(weight_set=weight_set, device=device):
+                await send(channel, await held.release(weight_set, device))
+            case Deposit():
+                await self._deposit(channel, request)
+            case Seal():
+                raise Refused("failed", "there is nothing to seal: ask for a deposit first")
+            case Find(source=source, form=form):
+                await send(channel, await self.deposits.find(source, form))
             case Drop():
                 await self._drop(request.weight_set)
-                await _send(channel, self.residency.describe(os.getpid()))
+                await send(channel, await self._describe())
             case Verify():
-                await self._verify(channel, request.weight_set)
+                await self.checks.verify(channel, request.weight_set)
             case Describe():
-                await _send(channel, self.residency.describe(os.getpid()))
+                await send(channel, await self._describe())
             case _:
                 assert_never(request)
 
     async def _stage(self, channel: AsyncChannel, source: str) -> None:
         staging = self.stagings.join(source)
         try:
-            staged: Staged = await _talking(channel, staging.task, staging.progress)
+            staged: Staged = await talking(channel, staging.task, staging.progress)
             log.info("staged", extra=msgspec.structs.asdict(staged))
-            await _send(channel, staged)
+            await send(channel, staged)
         except Cancelled:
             raise WireBroken("the staging was cancelled") from None
         finally:
             self.stagings.leave(staging)
 
-    async def _attach(self, channel: AsyncChannel, weight_set: str, held: Counter[str]) -> None:
-        manifest = self.residency.hold(weight_set)
-        held[weight_set] += 1
-        fds = self.arena.open(manifest)
+    async def _attach(self, channel: AsyncChannel, request: Attach, held: References) -> None:
+        manifest = held.hold(request.weight_set)
+        attached = Attached(
+            weight_set=manifest.weight_set, segments=manifest.segments, tensors=manifest.tensors,
+            host_segments=manifest.host_segments, device=request.device,
+        )  # fmt: skip
+        if request.device is None:
+            await hand_over(channel, attached, self.arena.open(manifest))
+            return
         try:
-            await _send(channel, Attached(weight_set=weight_set, segments=manifest.segments, tensors=manifest.tensors))
+            resident = await held.hold_on(manifest, request.device)
+        except Refused:
+            await held.release(manifest.weight_set, None)
+            raise
+        was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
+        try:
+            filled = await self._send_device(channel, manifest, attached, resident)
+        except (Refused, OSError):
+            await held.release(manifest.weight_set, request.device)
+            raise
+        await send(channel, msgspec.structs.replace(filled, copied_bytes=0, path="resident") if was_there else filled)
+
+    async def _send_device(self, channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident) -> Filled:
+        made = await asyncio.shield(resident.exported)
+        count = len(manifest.segments) - manifest.host_segments
+        fds = self.arena.open(manifest)
+        close_all(fds[:count])
+        copies = [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
+        await hand_over(channel, attached, [*copies, *fds[count:]])
+        return await asyncio.shield(resident.filled)
+
+    async def _deposit(self, channel: AsyncChannel, request: Deposit) -> None:
+        pledge = await self.deposits.begin(request)
+        try:
+            await send(channel, Room())
             async with asyncio.timeout(SEND_S):
-                await channel.send_fds(fds)
+                await channel.send_fds(pledge.draft.fds)
+            async with asyncio.timeout(WRITING_S):
+                sealed = await channel.receive(_requests, REQUEST_LIMIT, SEND_S)
+            if not isinstance(sealed, Seal):
+                raise WireBroken("a deposit was not sealed")
+            progress = Progress()
+            sealing = asyncio.ensure_future(self.deposits.seal(pledge, progress))
+            try:
+                manifest, staged = await talking(channel, sealing, progress)
+            except BaseException:
+                progress.cancel()
+                await asyncio.wait([sealing])
+                raise
+            self.devices.prepare(manifest)
+            log.info("deposited", extra=msgspec.structs.asdict(staged))
+            await send(channel, staged)
         finally:
-            close_all(fds)
+            await self.deposits.end(pledge)
+
+    async def _describe(self) -> Described:
+        described = self.residency.describe(os.getpid())
+        return msgspec.structs.replace(described, devices=await self.devices.describe())
 
     async def _drop(self, weight_set: str) -> None:
         self.residency.leave(weight_set)
@@ -159,8 +234,8 @@ class Server:
         except BaseException:
             self.residency.stay(weight_set, "stays")
             raise
-        if processes:
-            raise self.residency.stay(weight_set, f"is mapped by processes {', '.join(map(str, processes))}")
+        if others := [pid for pid in processes if pid != os.getpid()]:
+            raise self.residency.stay(weight_set, f"is mapped by processes {', '.join(map(str, others))}")
         if (resident := self.residency.sets.get(weight_set)) is None or not resident.leaving:
             raise self.residency.stay(weight_set, "was staged again meanwhile")
         await self._remove(weight_set)
@@ -168,76 +243,6 @@ class Server:
     async def _remove(self, weight_set: str) -> None:
         grave = self.arena.bury(weight_set)
         self.residency.remove(weight_set)
+        await self.devices.forget(weight_set)
         await asyncio.to_thread(shutil.rmtree, grave)
         log.info("removed", extra={"weight_set": weight_set})
-
-    # ---- digests --------------------------------------------------------------------------------------------
-
-    async def _verify(self, channel: AsyncChannel, weight_set: str) -> None:
-        manifest = self.residency.find(weight_set).manifest
-        progress = Progress()
-        checking = asyncio.ensure_future(asyncio.to_thread(self._compare, manifest, progress))
-        try:
-            bad = await _talking(channel, checking, progress)
-        except BaseException:
-            progress.cancel()
-            await asyncio.wait([checking])
-            raise
-        await self._condemn(weight_set, bad)
-        await _send(channel, Verified(weight_set=weight_set, bad=bad))
-
-    async def _check_all(self, manifests: list[Manifest]) -> None:
-        for manifest in manifests:
-            progress = Progress()
-            try:
-                bad = await asyncio.get_running_loop().run_in_executor(self._checker, self._compare, manifest, progress)
-            except asyncio.CancelledError:
-                progress.cancel()
-                raise
-            except FileNotFoundError:  # dropped before its turn came
-                continue
-            except Exception:
-                log.exception("check_failed", extra={"weight_set": manifest.weight_set})
-                continue
-            await self._condemn(manifest.weight_set, bad)
-        log.info("checked", extra={"sets": len(manifests)})
-
-    def _compare(self, manifest: Manifest, progress: Progress) -> tuple[str, ...]:
-        progress.total_bytes = sum(tensor.size_bytes for tensor in manifest.tensors)
-        fds = self.arena.open(manifest)
-        try:
-            return bad_tensors(fds, manifest.tensors, progress)
-        finally:
-            close_all(fds)
-
-    async def _condemn(self, weight_set: str, bad: tuple[str, ...]) -> None:
-        if not bad:
-            return
-        log.error("corrupt", extra={"weight_set": weight_set, "bad": bad})
-        if self.residency.condemn(weight_set, bad):
-            await self._remove(weight_set)
-
-
-async def _send(channel: AsyncChannel, message: msgspec.Struct) -> None:
-    async with asyncio.timeout(SEND_S):
-        await channel.send(message)
-
-
-async def _talking(channel: AsyncChannel, work: asyncio.Future[T], progress: Progress) -> T:
-    """The work's result, with words on its progress meanwhile. Raises WireBroken once the client has gone."""
-    gone: asyncio.Future[None] = asyncio.create_task(channel.gone())
-    try:
-        while not work.done():
-            await _send(channel, Staging(done_bytes=progress.done_bytes, total_bytes=progress.total_bytes))
-            await asyncio.wait((work, gone), timeout=WORD_S, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done() and not work.done():
-                raise WireBroken("the client left before the end")
-        return work.result()
-    finally:
-        gone.cancel()
-        await asyncio.wait([gone])  # it has to take its hands off the socket before anybody reads there
-
-
-def _yield_to_others() -> None:
-    """Linux: a thread has a niceness of its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

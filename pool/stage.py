@@ -18,7 +18,7 @@ from pool.safetensors import BadSource, Source, SourceFile, open_file
 
 CHUNK_BYTES = 1 << 20
 """Fits a core's second-level cache: the hash and the write find it there."""
-READERS = max(2, min(4, os.cpu_count() or 2))
+READERS = max(2, min(8, (os.cpu_count() or 2) // 2))
 """Two saturate memory on small machines; more only take cores from engines."""
 
 

@@ -29,7 +29,7 @@ class Stagings:
     residency: Residency
     _running: dict[str, Staging] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Staged]] = field(default_factory=set)
-    _drafts: set[Draft] = field(default_factory=set)
+    drafts: set[Draft] = field(default_factory=set)
     _keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def join(self, source: str) -> Staging:
@@ -70,7 +70,7 @@ class Stagings:
             if (known := self.residency.by_origin(origin)) is not None:
                 return _staged(known.manifest, begun, 0)
             layout = await asyncio.to_thread(lay_out, source.entries)
-            ticket = self.residency.admit(layout.size_bytes, await asyncio.to_thread(self.arena.room) - self._missing())
+            ticket = self.residency.admit(layout.size_bytes, await asyncio.to_thread(self.arena.room) - self.missing())
             try:
                 return await self._fill(source, origin, layout, progress, begun)
             finally:
@@ -78,27 +78,27 @@ class Stagings:
         except BadSource as error:
             raise Refused("bad_source", str(error)) from error
 
-    def _missing(self) -> int:
+    def missing(self) -> int:
         """Promised to other stagings and not yet taken from the host."""
-        return sum(draft.missing_bytes for draft in self._drafts)
+        return sum(draft.missing_bytes for draft in self.drafts)
 
     async def _fill(self, source: Source, origin: Origin, layout: Layout, progress: stage.Progress, begun: float) -> Staged:
         progress.total_bytes = sum(entry.size_bytes for entry in source.entries)
         draft = self.arena.begin(layout.segments)
-        self._drafts.add(draft)
+        self.drafts.add(draft)
         try:
             tensors = await asyncio.to_thread(stage.copy, source, layout, draft, progress)
-            manifest = await self._keep(draft, _manifest(layout, tensors, origin))
+            manifest = await self.keep(draft, _manifest(layout, tensors, origin))
         except OSError as error:
             code = "no_room" if error.errno in _NO_ROOM else "failed"
             raise Refused(code, f"{source.path} could not be brought in: {error}", need_bytes=layout.size_bytes) from error
         finally:
-            self._drafts.discard(draft)
+            self.drafts.discard(draft)
             if draft.path.exists():
                 await asyncio.to_thread(draft.discard)
         return _staged(manifest, begun, progress.done_bytes)
 
-    async def _keep(self, draft: Draft, manifest: Manifest) -> Manifest:
+    async def keep(self, draft: Draft, manifest: Manifest) -> Manifest:
         """The draft becomes a set, or goes because there is one with these bytes."""
         async with self._keeping:
             known = self.residency.sets.get(manifest.weight_set)

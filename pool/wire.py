@@ -18,7 +18,8 @@ FDS_PER_MESSAGE = 100
 """The kernel takes 253."""
 REPLY_LIMIT = 64 << 20
 """A tensor is described in about 150 bytes: enough for 400,000 of them."""
-REQUEST_LIMIT = 64 << 10
+REQUEST_LIMIT = 16 << 20
+"""A deposit describes its tensors."""
 _HEAD = struct.Struct("<I")
 _FD_BYTE = b"\0"
 _RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC

@@ -14,8 +14,8 @@ import numpy as np
 from blake3 import blake3
 
 from pool.messages import Tensor
-from worker.engines.interface import IDLE, EngineFault, Output, Stepped
-from worker.engines.messages import Sampling, State
+from worker.engines.interface import IDLE, EngineFault, Output, Stepped, staged_from_files
+from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.pretence import CONTEXT_TOKENS, IDENTITY
 from worker.engines.weights import Weights
 from worker.processes import private_bytes
@@ -137,6 +137,9 @@ class FakeEngine:
         if not self._requests:
             return Stepped(outputs, None)
         return Stepped(outputs, max(0.0, self._next_at - time.monotonic()) if rate else 0.0)
+
+    def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
+        raise staged_from_files()
 
     def running(self) -> int:
         return len(self._requests)

@@ -4,14 +4,15 @@ from typing import Protocol
 
 import msgspec
 
-from worker.engines.messages import Sampling, State
+from worker.engines.messages import Sampling, State, Stocked
 
 
 class EngineFault(Exception):
     """An order that was not carried out; the engine is as it was before, unless `fatal`.
 
     Attributes:
-        code: `not_attached`, `not_awake`, `busy`, `layout`, `pool`, `corrupt`, `no_memory`, `failed`, or the pool's own code.
+        code: `not_attached`, `not_awake`, `busy`, `layout`, `pool`, `corrupt`, `no_memory`, `not_available`, `failed`, or the
+            pool's own code.
     """
 
     def __init__(self, code: str, message: str, *, fatal: bool = False) -> None:
@@ -38,7 +39,7 @@ IDLE = Stepped((), None)
 
 
 class Engine(Protocol):
-    """One skeleton. Every method is called by one thread, and returns within about a second (the length of a step)."""
+    """One skeleton. One thread calls every method; all but `stage` return within about a second (the length of a step)."""
 
     def attach(self, pool_socket: str, weight_set: str) -> None:
         """Map a weight set. Attaching the one that is mapped changes nothing. Raises `EngineFault`."""
@@ -64,8 +65,17 @@ class Engine(Protocol):
     def step(self) -> Stepped:
         """Work for a moment on what is queued."""
 
+    def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
+        """Bring a source's weights into the pool in this engine's own layout. Raises `EngineFault`; `not_available` from
+        engines whose weights the pool stages from their files."""
+
     def running(self) -> int:
         """Requests that are queued or running."""
 
     def state(self) -> State:
         """Where the engine is, by its own measure."""
+
+
+def staged_from_files() -> EngineFault:
+    """What engines answer to `stage` that map the files' own layout."""
+    return EngineFault("not_available", "the pool stages this engine's weights from their files: send it `Stage` there")

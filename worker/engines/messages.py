@@ -12,7 +12,10 @@ import msgspec
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Map a weight set: the engine asks the pool daemon at `pool_socket` for descriptors and stays connected while mapped."""
+    """Map a weight set: the engine asks the pool daemon at `pool_socket` for descriptors and stays connected while mapped.
+
+    Engines on a GPU make their KV memory meanwhile, and take another set also while awake, once nothing runs.
+    """
 
     pool_socket: str
     weight_set: str
@@ -45,6 +48,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: int
 
 
+class Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have a source's weights in the pool, in the layout in which this engine maps them; answered by `Stocked`.
+
+    For engines that make a layout of their own; asleep and detached only. Others are staged by the pool from their files.
+    """
+
+    pool_socket: str
+    source: str
+    """Directory of safetensors files of this engine's architecture."""
+    form: str
+    """Name of what this engine makes of files: its configuration's id."""
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answered by `State`."""
 
@@ -63,7 +79,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_mapped: int
     bytes_kv: int
     bytes_private: int
-    """Private dirty memory of the process (smaps_rollup), KV included."""
+    """Private dirty memory of the process (smaps_rollup), or its memory on the GPU; KV included."""
+    took_ms: float = 0.0
+    bytes_device: int | None = None
+    """What the driver says this process has taken of its GPU; the pool's memory counts as the pool's. None: no GPU."""
+    bytes_copied: int = 0
+    """Sent to the device for the last `Attach`, 0 if all was there."""
+    copy_ms: float = 0.0
+
+
+class Stocked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    weight_set: str
+    size_bytes: int
+    read_bytes: int
+    """0: the pool had it already."""
     took_ms: float = 0.0
 
 
@@ -79,8 +108,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fatal: bool = False
 
 
-ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Health | Shutdown
-ControlReply = State | Checked | Fault
+ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Stage | Health | Shutdown
+ControlReply = State | Checked | Stocked | Fault
 
 # ---- tokens -------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from worker.engines.messages import (
     Health,
     Shutdown,
     Sleep,
+    Stage,
     Submit,
     Wake,
 )  # fmt: skip
@@ -125,6 +126,8 @@ class Process:
                 self._drain_from = time.monotonic()
                 self._drain_until = self._drain_from + deadline_ms / 1000
                 return None
+            case Stage(pool_socket=pool_socket, source=source, form=form):
+                return self._engine.stage(pool_socket, source, form)
             case Check(prompt=prompt, tokens=tokens):
                 return Checked(ids=self._engine.check(prompt, tokens))
             case Health():
@@ -181,7 +184,7 @@ class Process:
         self._step_at = None if stepped.wait_s is None else time.monotonic() + stepped.wait_s
 
 
-def make(engine: str, source: Path, arguments: dict[str, Any]) -> Engine:
+def make(engine: str, source: Path, arguments: dict[str, Any], *, device: str = "", bare: bool = False) -> Engine:
     """Return the engine, started. Imports are here: the fake engine must not cost a torch."""
     match engine:
         case "fake":
@@ -195,6 +198,10 @@ def make(engine: str, source: Path, arguments: dict[str, Any]) -> Engine:
             from worker.engines.transformers import TransformersEngine  # noqa: PLC0415
 
             return TransformersEngine(source, arguments)
+        case "vllm":
+            from worker.engines.vllm import VllmEngine  # noqa: PLC0415
+
+            return VllmEngine(source, arguments, device=device, bare=bare)
         case _:
             raise SystemExit(f"unknown engine {engine!r}")
 
@@ -206,10 +213,12 @@ def main(argv: list[str] | None = None, started: Callable[[], None] = lambda: No
     parser.add_argument("--engine", required=True)
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--arguments", default="{}")
+    parser.add_argument("--device", default="", help="UUID of the GPU, for engines on one")
+    parser.add_argument("--bare", action="store_true", help="read no weights: those to be attached are in the pool")
     options = parser.parse_args(argv)
-    process = Process(
-        options.instance_dir, make(options.engine, options.source, msgspec.json.decode(options.arguments)), parent
-    )
+    arguments = msgspec.json.decode(options.arguments)
+    engine = make(options.engine, options.source, arguments, device=options.device, bare=options.bare)
+    process = Process(options.instance_dir, engine, parent)
     signal.signal(signal.SIGTERM, lambda *_: process.end())
     signal.signal(signal.SIGINT, lambda *_: process.end())
     started()

@@ -10,9 +10,9 @@ from torch import nn
 
 from pool.messages import Tensor
 from worker.engines.batch import Batch, Sequence
-from worker.engines.interface import IDLE, EngineFault, Stepped
+from worker.engines.interface import IDLE, EngineFault, Stepped, staged_from_files
 from worker.engines.kv import SlotCache, kv_shape
-from worker.engines.messages import Sampling, State
+from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.skeleton import DTYPES, Skeleton
 from worker.engines.weights import Weights
 from worker.processes import private_bytes
@@ -108,6 +108,9 @@ class TransformersEngine:
         except RuntimeError as error:  # torch's own: out of memory, a shape that a model's code can't take
             raise EngineFault("failed", f"a step failed: {error}", fatal=True) from error
         return Stepped(outputs, 0.0 if len(batch) else None)
+
+    def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
+        raise staged_from_files()
 
     def running(self) -> int:
         return len(self._batch) if self._batch is not None else 0

@@ -1,0 +1,134 @@
+"""Sets that an engine brings itself, in the layout in which it wants them back: room first, then bytes, then digests."""
+
+import asyncio
+import errno
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+from blake3 import blake3
+
+from pool.arena import Draft
+from pool.layout import PAGE, native_digest, weight_set_id
+from pool.manifest import Manifest, Origin
+from pool.messages import Deposit, Staged, Tensor
+from pool.residency import Refused
+from pool.safetensors import BadSource, read_source
+from pool.stage import CHUNK_BYTES, READERS, Progress, read_into
+from pool.stagings import Stagings
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
+
+
+@dataclass
+class Pledge:
+    """Room that has been given and not yet been sealed."""
+
+    request: Deposit
+    origin: Origin
+    draft: Draft
+    ticket: int
+    begun: float
+
+
+class Deposits:
+    def __init__(self, stagings: Stagings) -> None:
+        self._stagings = stagings
+        self._arena, self._residency = stagings.arena, stagings.residency
+
+    async def find(self, source: str, form: str) -> Staged:
+        """Raises Refused: `unknown_set`, `bad_source`."""
+        begun = time.monotonic()
+        known = self._residency.by_origin(await origin_of(source, form))
+        if known is None:
+            raise Refused("unknown_set", f"the pool holds no set of {source} in the form {form[:64]}")
+        return _staged(known.manifest, begun, 0)
+
+    async def begin(self, request: Deposit) -> Pledge:
+        """Room for a set, zeroed. Raises Refused: `bad_layout`, `bad_source`, `over_budget`, `no_room`."""
+        begun = time.monotonic()
+        check_layout(request)
+        origin = await origin_of(request.source, request.form)
+        room = await asyncio.to_thread(self._arena.room) - self._stagings.missing()
+        ticket = self._residency.admit(sum(request.segments), room)
+        draft = self._arena.begin(request.segments)
+        self._stagings.drafts.add(draft)
+        pledge = Pledge(request, origin, draft, ticket, begun)
+        try:
+            await asyncio.to_thread(_allocate, draft)
+        except OSError as error:
+            await self.end(pledge)
+            code = "no_room" if error.errno in _NO_ROOM else "failed"
+            raise Refused(code, f"no memory for the deposit: {error}", need_bytes=sum(request.segments)) from error
+        except BaseException:
+            await self.end(pledge)
+            raise
+        return pledge
+
+    async def seal(self, pledge: Pledge, progress: Progress) -> tuple[Manifest, Staged]:
+        """The bytes are there: digest them, publish the set. Raises Cancelled, OSError."""
+        request, draft = pledge.request, pledge.draft
+        progress.total_bytes = sum(tensor.size_bytes for tensor in request.tensors)
+        tensors = await asyncio.to_thread(_digested, draft, request.tensors, progress)
+        digest = native_digest(request.segments, request.host_segments, tensors)
+        made = Manifest(
+            weight_set=weight_set_id(digest, [tensor.digest for tensor in tensors]), layout_digest=digest,
+            segments=request.segments, tensors=tensors, origins=(pledge.origin,), host_segments=request.host_segments,
+        )  # fmt: skip
+        kept = await self._stagings.keep(draft, made)
+        return kept, _staged(kept, pledge.begun, progress.done_bytes)
+
+    async def end(self, pledge: Pledge) -> None:
+        """However it ended. Twice is fine."""
+        self._residency.settle(pledge.ticket)
+        self._stagings.drafts.discard(pledge.draft)
+        if pledge.draft.path.exists():
+            await asyncio.to_thread(pledge.draft.discard)
+
+
+async def origin_of(source: str, form: str) -> Origin:
+    """Raises Refused (`bad_source`)."""
+    try:
+        found = await asyncio.to_thread(read_source, source)
+    except BadSource as error:
+        raise Refused("bad_source", str(error)) from error
+    return Origin(path=found.path, files=found.files, form=form)
+
+
+def check_layout(request: Deposit) -> None:
+    """Every number of it is distrusted. Raises Refused (`bad_layout`)."""
+    sizes = request.segments
+    if not sizes or any(size < PAGE or size % PAGE for size in sizes) or not 0 <= request.host_segments <= len(sizes):
+        raise Refused("bad_layout", f"segments of {sizes[:4]}... bytes; each is a positive multiple of {PAGE}")
+    names = set()
+    for tensor in request.tensors:
+        inside = 0 <= tensor.segment < len(sizes) and 0 <= tensor.offset <= sizes[tensor.segment] - tensor.size_bytes
+        if not inside or tensor.size_bytes < 0 or tensor.name in names:
+            raise Refused("bad_layout", f"tensor {tensor.name[:100]!r} lies outside its segment, or stands there twice")
+        names.add(tensor.name)
+
+
+def _allocate(draft: Draft) -> None:
+    """Zeroing is what takes the time, and threads share it."""
+    with ThreadPoolExecutor(READERS, "pool-room") as threads:
+        list(threads.map(draft.allocate, range(len(draft.sizes))))
+
+
+def _digested(draft: Draft, tensors: tuple[Tensor, ...], progress: Progress) -> tuple[Tensor, ...]:
+    def one(tensor: Tensor) -> Tensor:
+        buffer, digest = memoryview(bytearray(min(CHUNK_BYTES, tensor.size_bytes))), blake3()
+        for at in range(0, tensor.size_bytes, CHUNK_BYTES):
+            chunk = buffer[: min(CHUNK_BYTES, tensor.size_bytes - at)]
+            read_into(draft.fds[tensor.segment], chunk, tensor.offset + at)
+            digest.update(chunk)
+            progress.advance(len(chunk))
+        return msgspec.structs.replace(tensor, digest=digest.hexdigest())
+
+    with ThreadPoolExecutor(READERS, "pool-digest") as threads:
+        return tuple(threads.map(one, tensors))
+
+
+def _staged(manifest: Manifest, begun: float, read_bytes: int) -> Staged:
+    took_ms = round((time.monotonic() - begun) * 1000)
+    return Staged(weight_set=manifest.weight_set, size_bytes=manifest.size_bytes, took_ms=took_ms, read_bytes=read_bytes)

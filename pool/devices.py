@@ -1,0 +1,181 @@
+"""The device side: which sets are on which GPU, for how many connections. Memory goes with the last of them."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pool.arena import Arena
+from pool.fill import OnDevice, fill, free
+from pool.gpu import Gpu
+from pool.lane import Lane, Turn
+from pool.manifest import Manifest
+from pool.messages import DeviceState, Filled, Released
+from pool.residency import Refused
+from pool.slabs import Slabs
+from pool.wire import close_all
+
+log = logging.getLogger("pool")
+
+
+@dataclass
+class Resident:
+    """A set on a device, or on its way there."""
+
+    exported: asyncio.Future[OnDevice]
+    filled: asyncio.Future[Filled]
+    holders: int = 0
+    size_bytes: int = 0
+
+
+@dataclass
+class Device:
+    lane: Lane
+    total_bytes: int
+    residents: dict[str, Resident] = field(default_factory=dict)
+
+
+class Devices:
+    """`gpus` may be empty: then there is nothing here, and every device is unknown."""
+
+    def __init__(self, arena: Arena, gpus: Sequence[Gpu] = ()) -> None:
+        self._arena = arena
+        self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
+        self._slabs: dict[str, Slabs] = {}
+        self._mapping: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, weight_set: str) -> bool:
+        return any(weight_set in device.residents for device in self._devices.values())
+
+    # ---- host memory that copies run from -------------------------------------------------------------------
+
+    def prepare(self, manifest: Manifest) -> None:
+        """Map and pin a set ahead of need, whenever nobody waits for a device."""
+        if not self._devices:
+            return
+        task = asyncio.create_task(self._prepare(manifest), name=f"prepare {manifest.weight_set}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self, manifest: Manifest) -> None:
+        try:
+            slabs = await self._mapped(manifest)
+        except OSError as error:
+            log.warning("not_mapped", extra={"weight_set": manifest.weight_set, "why": str(error)})
+            return
+        lane = next(iter(self._devices.values())).lane  # pinned for every device of this process
+        for part in list(slabs.parts):
+            await lane.submit(Turn.SPARE, functools.partial(part.register, lane.gpu))
+        log.info("registered", extra={"weight_set": manifest.weight_set, "bytes": slabs.registered_bytes})
+
+    async def _mapped(self, manifest: Manifest) -> Slabs:
+        async with self._mapping.setdefault(manifest.weight_set, asyncio.Lock()):
+            slabs = self._slabs.get(manifest.weight_set)
+            if slabs is None:
+                slabs = Slabs(manifest.weight_set)
+                count = len(manifest.segments) - manifest.host_segments
+                fds = self._arena.open(manifest)
+                try:
+                    slabs.map(fds[:count], manifest.segments[:count])
+                finally:
+                    close_all(fds)
+                self._slabs[manifest.weight_set] = slabs
+        return slabs
+
+    async def forget(self, weight_set: str) -> None:
+        """The set leaves the host; nobody holds it on a device."""
+        self._mapping.pop(weight_set, None)
+        if (slabs := self._slabs.pop(weight_set, None)) is not None:
+            lane = next(iter(self._devices.values())).lane
+            await lane.submit(Turn.SPARE, functools.partial(slabs.unregister, lane.gpu))
+            slabs.unmap()
+
+    # ---- devices --------------------------------------------------------------------------------------------
+
+    async def hold(self, manifest: Manifest, uuid: str) -> Resident:
+        """One more reference. The set travels if it is not there. To be released, also when this or its futures fail.
+
+        Raises Refused (`unknown_device`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`), OSError.
+        """
+        device = self._device(uuid)
+        slabs = await self._mapped(manifest)
+        resident = device.residents.get(manifest.weight_set)
+        if resident is None or (resident.filled.done() and resident.filled.exception() is not None):
+            resident = device.residents[manifest.weight_set] = self._send(device, slabs)
+        resident.holders += 1
+        return resident
+
+    def _send(self, device: Device, slabs: Slabs) -> Resident:
+        loop = asyncio.get_running_loop()
+        exported: asyncio.Future[OnDevice] = loop.create_future()
+        filled: asyncio.Future[Filled] = loop.create_future()
+        asked = time.monotonic()
+
+        def tell(made: OnDevice) -> None:
+            loop.call_soon_threadsafe(exported.set_result, made)
+
+        def work() -> Filled:
+            return fill(device.lane.gpu, slabs, tell)
+
+        def settle(done: asyncio.Future[Filled]) -> None:
+            if (error := done.exception()) is None:
+                result = done.result()
+                log.info("filled", extra={"set": slabs.weight_set, "ms": result.took_ms, "waited": time.monotonic() - asked})
+                filled.set_result(result)
+                return
+            for future in (exported, filled):
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # whoever waits has it from the future; it may be that nobody does
+
+        device.lane.submit(Turn.NOW, work).add_done_callback(settle)
+        return Resident(exported, filled, size_bytes=slabs.size_bytes)
+
+    async def release(self, weight_set: str, uuid: str, resident: Resident) -> Released:
+        """One reference less; answers once the memory of the last one is free."""
+        begun = time.monotonic()
+        device = self._device(uuid)
+        resident.holders -= 1
+        freed = 0
+        if not resident.holders:
+            await asyncio.wait([resident.filled])
+            if not resident.holders and device.residents.get(weight_set) is resident:  # nobody has come meanwhile
+                del device.residents[weight_set]
+                if resident.filled.exception() is None:
+                    made = resident.exported.result()
+                    freed = await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
+        return Released(freed_bytes=freed, took_ms=(time.monotonic() - begun) * 1000)
+
+    async def describe(self) -> tuple[DeviceState, ...]:
+        registered = sum(slabs.registered_bytes for slabs in self._slabs.values())
+        return tuple(
+            [
+                DeviceState(
+                    device=uuid,
+                    total_bytes=device.total_bytes,
+                    free_bytes=await device.lane.submit(Turn.NOW, device.lane.gpu.free_bytes),
+                    sets={name: resident.holders for name, resident in device.residents.items()},
+                    resident_bytes=sum(resident.size_bytes for resident in device.residents.values()),
+                    registered_bytes=registered,
+                )
+                for uuid, device in list(self._devices.items())
+            ]
+        )
+
+    async def close(self) -> None:
+        """What engines map stays theirs; ours goes with the process."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for device in self._devices.values():
+            await device.lane.close()
+
+    def _device(self, uuid: str) -> Device:
+        device = self._devices.get(uuid)
+        if device is None:
+            known = ", ".join(self._devices) or "none"
+            raise Refused("unknown_device", f"the pool daemon sees no device {uuid[:64]}; it sees {known}")
+        return device

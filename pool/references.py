@@ -1,0 +1,55 @@
+"""What one connection holds: sets on the host, sets on devices. All of it goes when the connection does."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from pool.devices import Devices, Resident
+from pool.manifest import Manifest
+from pool.messages import Released
+from pool.residency import Refused, Residency
+
+
+class References:
+    """`remove` is called for a set that is corrupt and that nobody holds any more."""
+
+    def __init__(self, residency: Residency, devices: Devices, remove: Callable[[str], Awaitable[None]]) -> None:
+        self._residency, self._devices, self._remove = residency, devices, remove
+        self._host: Counter[str] = Counter()
+        self._on_device: dict[tuple[str, str], list[Resident]] = {}
+
+    def hold(self, weight_set: str) -> Manifest:
+        manifest = self._residency.hold(weight_set)
+        self._host[weight_set] += 1
+        return manifest
+
+    async def hold_on(self, manifest: Manifest, device: str) -> Resident:
+        resident = await self._devices.hold(manifest, device)
+        self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
+        return resident
+
+    async def release(self, weight_set: str, device: str | None) -> Released:
+        """Raises Refused (`unknown_set`) when this connection does not hold it."""
+        if device is not None:
+            held = self._on_device.get((weight_set, device), [])
+            if not held:
+                raise Refused("unknown_set", f"this connection does not hold {weight_set[:64]} on {device[:64]}")
+            released = await self._devices.release(weight_set, device, held.pop())
+            await self._let_go(weight_set)
+            return released
+        if not self._host[weight_set]:
+            raise Refused("unknown_set", f"this connection does not hold {weight_set[:64]}")
+        await self._let_go(weight_set)
+        return Released(freed_bytes=0, took_ms=0)
+
+    async def _let_go(self, weight_set: str) -> None:
+        self._host[weight_set] -= 1
+        if self._residency.release(weight_set):
+            await self._remove(weight_set)
+
+    async def close(self) -> None:
+        for (weight_set, device), held in self._on_device.items():
+            while held:
+                await self._devices.release(weight_set, device, held.pop())
+        for weight_set in list(self._host):
+            while self._host[weight_set]:
+                await self._let_go(weight_set)

@@ -1,0 +1,123 @@
+"""vLLM's sleep-mode backend over the pool, and how vLLM comes to know of it (entry point `vllm.general_plugins`).
+
+vLLM decides when its memory goes and comes; here is how: weights belong to the pool and are only mapped, KV memory is released
+and made again, everything else (scratch, graphs, workspaces) stays. With vLLM 0.26 the backend is chosen by
+`ModelConfig.sleep_mode_backend`, later by `--sleep-mode-backend enginehouse`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
+from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
+
+from pool.messages import Filled
+from pool.vllm_weights import VllmWeights
+
+NAME = "enginehouse"
+_KV = "kv_cache"
+
+
+def register() -> None:
+    """Run by vLLM in each of its processes, possibly twice."""
+    if NAME not in SleepModeBackendFactory._registry:
+        SleepModeBackendFactory.register_backend(NAME, "pool.vllm_backend", "PoolBackend")
+
+
+class NotBound(RuntimeError):
+    """vLLM was told to sleep before anybody said where the pool is: see `PoolBackend.bind`."""
+
+
+class Kv:
+    """vLLM's KV memory: physical memory goes and comes, addresses stay, contents are lost."""
+
+    def __init__(self, woken: Callable[[], None]) -> None:
+        self._data = [one for one in CuMemAllocator.get_instance().pointer_to_data.values() if one.tag == _KV]
+        self._woken = woken
+        self.there = True
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(data.handle[1] for data in self._data) if self.there else 0
+
+    def release(self) -> None:
+        """Twice is fine."""
+        if not self.there:
+            return
+        torch.cuda.synchronize()
+        for data in self._data:
+            if not data.is_asleep:
+                unmap_and_release(data.handle)
+                data.is_asleep = True
+        self.there = False
+
+    def create(self) -> None:
+        """Twice is fine. Raises RuntimeError for want of memory; what was made stays for the next `release`."""
+        if self.there:
+            return
+        self.there = True
+        for data in self._data:
+            if data.is_asleep:
+                create_and_map(data.handle)
+                data.is_asleep = False
+        self._woken()
+
+
+class PoolBackend(SleepModeBackend):  # type: ignore[misc]
+    """`bind` it once the model is loaded and KV memory exists; before that a sleep is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weights: VllmWeights | None = None
+        self._kv: Kv | None = None
+        self._where = ("", "")
+        self._last: str | None = None
+
+    def bind(self, worker: Any, pool_socket: str, device: str) -> None:
+        """worker: vLLM's. device: the UUID of its GPU."""
+        self._weights = VllmWeights(worker.model_runner.get_model())
+        self._kv = Kv(worker.model_runner.post_kv_cache_wake_up)
+        self._where = (pool_socket, device)
+
+    @property
+    def weights(self) -> VllmWeights:
+        if self._weights is None:
+            raise NotBound("bind the backend to its worker, the pool's socket and the device first")
+        return self._weights
+
+    @property
+    def kv(self) -> Kv:
+        if self._kv is None:
+            raise NotBound("bind the backend to its worker, the pool's socket and the device first")
+        return self._kv
+
+    def attach(self, weight_set: str, *, pool_socket: str | None = None) -> Filled:
+        """Weights and KV memory: KV is made while the weights travel."""
+        socket, device = self._where
+        filled = self.weights.attach(pool_socket or socket, weight_set, device, self.kv.create)
+        self._last = weight_set
+        return filled
+
+    def suspend(self, level: int = 1) -> None:
+        """vLLM's own call. Whatever the level, nothing is copied: the pool has the weights (see `VllmWeights.deposit`)."""
+        if self.weights.own:
+            raise NotBound("deposit the weights into the pool before the first sleep")
+        self._state = "SUSPENDED"
+        self.kv.release()
+        self.weights.detach()
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        """vLLM's own call: the set that was there last."""
+        self._state = "RESUMING"
+        if tags is None or "weights" in tags:
+            if self._last is None:
+                raise NotBound("no weight set was ever attached")
+            self.weights.attach(self._where[0], self._last, self._where[1], lambda: None)
+        if tags is None or _KV in tags:
+            self.kv.create()
+        self._state = "RUNNING"
+
+    @classmethod
+    def preserves_communicators(cls) -> bool:
+        return True

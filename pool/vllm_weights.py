@@ -1,0 +1,244 @@
+"""The weights of the vLLM in this process: its own memory at first, the pool's from then on, at the same addresses."""
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
+
+from pool.cuda import access, checked, imported, map_at
+from pool.devicelink import DeviceAttachment, attach_device, deposit
+from pool.messages import Attached, Deposit, Filled, Released, Staged, Tensor
+from pool.native import Named, Native, Span, compare, native
+
+_TAG = "weights"
+_CHUNK_BYTES = 16 << 20
+"""From the device through a pinned buffer of this size: from 8 MiB on the link is full."""
+_WRITERS = 8
+"""Writing into fresh shared memory is what takes the time; measured alike with 8 and 16 threads."""
+_DTYPES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64", torch.uint8: "U8",
+    torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+
+class VllmWeights:
+    """One model's. Every method is called by the engine's thread, with no kernel under way that reads weights."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._allocator = CuMemAllocator.get_instance()
+        self._model = model
+        self._data = [one for one in self._allocator.pointer_to_data.values() if one.tag == _TAG]
+        self._native = self._look()
+        addresses = {span.address for span in self._native.shared}
+        self._shared = [one for one in self._data if one.handle[2] in addresses]
+        ordinal = self._data[0].handle[0]
+        self._rights = access(ordinal, writable=False)
+        self._context = checked("cuCtxGetCurrent", driver.cuCtxGetCurrent())
+        self._own = True
+        self._attachment: DeviceAttachment | None = None
+        self._loose: str | None = None
+        """Whose private tensors lie in this engine's memory."""
+
+    @property
+    def layout(self) -> Native:
+        return self._native
+
+    @property
+    def own(self) -> bool:
+        """Whether the weights lie in vLLM's own, writable memory."""
+        return self._own
+
+    @property
+    def attached(self) -> str | None:
+        return self._attachment.attached.weight_set if self._attachment is not None else None
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(span.size for span in self._native.shared)
+
+    @property
+    def bytes_mapped(self) -> int:
+        """Of the pool's memory."""
+        return self.shared_bytes if self._attachment is not None else 0
+
+    # ---- own memory -----------------------------------------------------------------------------------------
+
+    def take_own(self) -> None:
+        """Writable memory of vLLM's own under the shared segments, its contents undefined. Raises RuntimeError."""
+        assert not self._own
+        assert self._attachment is None
+        for data in self._shared:
+            create_and_map(data.handle)
+            data.is_asleep = False
+        self._own = True
+        self._loose = None  # whoever takes it is about to load something else
+
+    def drop_own(self) -> None:
+        """Give it back; the addresses stay."""
+        assert self._own
+        torch.cuda.synchronize()
+        for data in self._shared:
+            unmap_and_release(data.handle)
+            self._neutralise(data)
+        self._own = False
+
+    def deposit(self, pool_socket: str, source: str, form: str) -> Staged:
+        """Copy the weights into the pool. Raises PoolRefused, OSError."""
+        assert self._own
+        torch.cuda.synchronize()
+        layout = self._native
+        request = Deposit(
+            source=source, form=form, segments=layout.segments, host_segments=layout.host_segments, tensors=layout.tensors
+        )
+        staged = deposit(pool_socket, request, self._write)
+        self._loose = staged.weight_set
+        return staged
+
+    # ---- the pool's memory ----------------------------------------------------------------------------------
+
+    def attach(self, pool_socket: str, weight_set: str, device: str, meanwhile: Callable[[], None]) -> Filled:
+        """Map a set, read-only; `meanwhile` runs while its bytes travel. Raises LayoutDiffers, PoolRefused, OSError."""
+        assert not self._own
+        assert self._attachment is None
+        mapped: list[Any] = []
+
+        def map_them(attached: Attached, fds: list[int]) -> None:
+            compare(self._native, attached)
+            for data, fd in zip(self._shared, fds, strict=False):
+                handle = imported(fd)
+                try:
+                    map_at(data.handle[2], data.handle[1], handle, self._rights)
+                except OSError:
+                    driver.cuMemRelease(handle)
+                    raise
+                _remember(data, int(handle))
+                mapped.append(data)
+            meanwhile()
+
+        try:
+            self._attachment = attach_device(pool_socket, weight_set, device, map_them)
+            self._copy_private(self._attachment)
+        except BaseException:
+            self._unmap(mapped)
+            if self._attachment is not None:
+                self._attachment.close()
+                self._attachment = None
+            raise
+        self._attachment.close_fds()
+        filled = self._attachment.filled
+        assert filled is not None
+        return filled
+
+    def detach(self) -> Released | None:
+        """Unmap, give the reference back, hear that the memory is free (None: the daemon has died). Twice is fine."""
+        if self._attachment is None:
+            return None
+        torch.cuda.synchronize()
+        self._unmap(self._shared)
+        attachment, self._attachment = self._attachment, None
+        return attachment.release()
+
+    def _unmap(self, mapped: list[Any]) -> None:
+        for data in mapped:
+            unmap_and_release(data.handle)
+            self._neutralise(data)
+
+    def _copy_private(self, attachment: DeviceAttachment) -> None:
+        """Tensors that share a segment with scratch lie in memory of our own: bring them there, unless they are there."""
+        attached = attachment.attached
+        if self._loose == attached.weight_set or not attached.host_segments:
+            return
+        self._loose = None
+        fd, size = attachment.fds[-1], attached.segments[-1]
+        with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as host:
+            whole = torch.from_numpy(np.frombuffer(host, np.uint8).copy()).cuda()
+        for tensor in attached.tensors:
+            if (at := self._native.private.get(tensor.name)) is not None:
+                start = whole.data_ptr() + tensor.offset
+                checked("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(at.address, start, at.size, 0))
+        torch.cuda.synchronize()
+        self._loose = attached.weight_set
+
+    def _neutralise(self, data: Any) -> None:
+        """vLLM would release at exit what is not its own any more."""
+        data.is_asleep = True
+        _remember(data, 0)
+
+    # ---- looking and copying out ----------------------------------------------------------------------------
+
+    def _look(self) -> Native:
+        segments = [Span(one.handle[2], one.handle[1]) for one in self._data]
+        pool = self._allocator.allocator_and_pools[_TAG][0]
+        blocks = [
+            Span(block["address"], block["requested_size"])
+            for segment in pool.snapshot()
+            for block in segment["blocks"]
+            if block["state"].startswith("active")
+        ]
+        return native(segments, blocks, list(_named(self._model)))
+
+    def _write(self, fds: list[int]) -> None:
+        """Every tensor to its place in the set's segments."""
+        pieces = [
+            (tensor, at, min(_CHUNK_BYTES, tensor.size_bytes - at))
+            for tensor in self._native.tensors
+            for at in range(0, tensor.size_bytes, _CHUNK_BYTES)
+        ]
+        local = threading.local()
+
+        def write(piece: tuple[Tensor, int, int]) -> None:
+            tensor, at, size = piece
+            if not hasattr(local, "buffer"):
+                checked("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
+                local.buffer = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
+                local.stream = checked("cuStreamCreate", driver.cuStreamCreate(1))
+            start = self._address(tensor) + at
+            call = driver.cuMemcpyDtoHAsync(local.buffer.data_ptr(), start, size, local.stream)
+            checked("cuMemcpyDtoHAsync", call)
+            checked("cuStreamSynchronize", driver.cuStreamSynchronize(local.stream))
+            bytes_ = memoryview(local.buffer.numpy())[:size]
+            done = 0
+            while done < size:
+                done += os.pwrite(fds[tensor.segment], bytes_[done:], tensor.offset + at + done)
+
+        with ThreadPoolExecutor(_WRITERS, "pool-deposit") as threads:
+            list(threads.map(write, pieces))
+
+    def _address(self, tensor: Tensor) -> int:
+        private = self._native.private.get(tensor.name)
+        return private.address if private is not None else self._native.shared[tensor.segment].address + tensor.offset
+
+
+def _remember(data: Any, handle: int) -> None:
+    """vLLM keeps each handle in memory of its C side and releases what it finds there: let it find what is mapped."""
+    ctypes.c_uint64.from_address(data.handle[3]).value = handle
+
+
+def _named(model: torch.nn.Module) -> Any:
+    """Parameters and buffers on the device, each place once. Raises ValueError for a parameter that is not."""
+    seen: set[tuple[int, int]] = set()
+    for kind in (model.named_parameters(), model.named_buffers()):
+        for name, tensor in kind:
+            size = tensor.numel() * tensor.element_size()
+            if not size:
+                continue
+            if not tensor.is_cuda:
+                if isinstance(tensor, torch.nn.Parameter):
+                    raise ValueError(f"{name} lies on {tensor.device}: weights off the device are not supported")
+                continue
+            span = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            if span != tensor.numel():
+                raise ValueError(f"{name} has gaps (strides {tensor.stride()}): such weights are not supported")
+            if (tensor.data_ptr(), size) not in seen:
+                seen.add((tensor.data_ptr(), size))
+                dtype = _DTYPES.get(tensor.dtype, str(tensor.dtype))
+                yield Named(name, dtype, tuple(tensor.shape), Span(tensor.data_ptr(), size))

@@ -1,0 +1,148 @@
+"""The pool daemon on a real device: bytes arrive, are read-only, are shared, and go when they should."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pool.client import PoolRefused
+from pool.devicelink import DeviceAttachment, attach_device, deposit
+from pool.messages import Attached, Deposit, Tensor
+from tests.poolroom import Daemon, wait_for, write_safetensors
+from worker import gpus
+
+MIB = 1 << 20
+SEGMENTS, SIZE = 8, 64 * MIB
+
+
+class Importer:
+    """What an engine does with descriptors: import, map at addresses of its own, read."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        from pool.cuda import access, checked
+
+        self.driver, self.checked = driver, checked
+        checked("cuInit", driver.cuInit(0))
+        device = checked("cuDeviceGet", driver.cuDeviceGet(0))
+        checked("cuCtxSetCurrent", driver.cuCtxSetCurrent(checked("retain", driver.cuDevicePrimaryCtxRetain(device))))
+        self.rights = access(0, writable=False)
+        self.mapped: list[tuple[int, int, Any]] = []
+
+    def map(self, attached: Attached, fds: list[int]) -> None:
+        from pool.cuda import imported, map_at
+
+        for fd, size in zip(fds, attached.segments[: len(attached.segments) - attached.host_segments], strict=False):
+            address = int(self.checked("reserve", self.driver.cuMemAddressReserve(size, 2 * MIB, 0, 0)))
+            handle = imported(fd)
+            map_at(address, size, handle, self.rights)
+            self.mapped.append((address, size, handle))
+
+    def read(self, segment: int) -> np.ndarray:
+        address, size, _ = self.mapped[segment]
+        host = np.empty(size, np.uint8)
+        self.checked("cuMemcpyDtoH", self.driver.cuMemcpyDtoH(host.ctypes.data, address, size))
+        return host
+
+    def unmap(self) -> None:
+        for address, size, handle in self.mapped:
+            self.checked("cuMemUnmap", self.driver.cuMemUnmap(address, size))
+            self.checked("cuMemRelease", self.driver.cuMemRelease(handle))
+        self.mapped.clear()
+
+
+class House:
+    def __init__(self, path: Path) -> None:
+        source = path / "source"
+        source.mkdir()
+        write_safetensors(source / "model.safetensors", {"x": np.arange(64, dtype=np.float32)})
+        self.bytes = np.random.default_rng(3).integers(0, 255, (SEGMENTS, SIZE), np.uint8)
+        tensors = tuple(
+            Tensor(name=f"t{number}", dtype="U8", shape=(SIZE,), segment=number, offset=0, size_bytes=SIZE)
+            for number in range(SEGMENTS)
+        )
+        self.request = Deposit(source=str(source), form="cfg", segments=(SIZE,) * SEGMENTS, host_segments=0, tensors=tensors)
+        (path / "pool").mkdir(mode=0o700)
+        self.daemon = Daemon(path / "pool", budget=2 << 30, extra=("--gpus",)).start()
+        self.importer = Importer()
+        self.weight_set = deposit(self.daemon.socket, self.request, self.write).weight_set
+
+    def write(self, fds: list[int]) -> None:
+        for fd, data in zip(fds, self.bytes, strict=True):
+            os.pwrite(fd, data.data, 0)
+
+    def attach(self, device: gpus.Gpu) -> DeviceAttachment:
+        return attach_device(self.daemon.socket, self.weight_set, device.uuid, self.importer.map)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    found = House(tmp_path)
+    yield found
+    if found.daemon.process is not None and found.daemon.process.poll() is None:
+        found.daemon.stop()
+
+
+def test_bytes_arrive_cannot_be_written_and_their_memory_comes_back(house: House, device: gpus.Gpu) -> None:
+    before = gpus.used_bytes(device.uuid)
+    attachment = house.attach(device)
+    assert attachment.filled is not None
+    assert attachment.filled.copied_bytes == SEGMENTS * SIZE
+    for number in range(SEGMENTS):
+        assert np.array_equal(house.importer.read(number), house.bytes[number])
+    status, *_ = house.importer.driver.cuMemsetD8(house.importer.mapped[0][0], 1, 16)
+    assert int(status) != 0, "read-only memory was written"
+    assert gpus.used_bytes(device.uuid) - before >= SEGMENTS * SIZE
+    house.importer.unmap()
+    released = attachment.release()
+    assert released is not None
+    assert released.freed_bytes == SEGMENTS * SIZE
+    wait_for(lambda: gpus.used_bytes(device.uuid) - before < 2 * MIB)
+
+
+def test_two_users_share_one_copy(house: House, device: gpus.Gpu) -> None:
+    first = house.attach(device)
+    before = gpus.used_bytes(device.uuid)
+    second = attach_device(house.daemon.socket, house.weight_set, device.uuid, lambda attached, fds: None)
+    assert second.filled is not None
+    assert second.filled.copied_bytes == 0
+    assert gpus.used_bytes(device.uuid) - before < 2 * MIB
+    second.release()
+    assert np.array_equal(house.importer.read(1), house.bytes[1])
+    house.importer.unmap()
+    first.release()
+
+
+def test_what_is_mapped_outlives_the_daemon_and_the_next_one_serves_the_set_again(house: House, device: gpus.Gpu) -> None:
+    before = gpus.used_bytes(device.uuid)
+    attachment = house.attach(device)
+    house.daemon.process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
+    house.daemon.process.wait(20)  # type: ignore[union-attr]
+    assert np.array_equal(house.importer.read(2), house.bytes[2])
+    house.daemon.start()
+    again = attach_device(house.daemon.socket, house.weight_set, device.uuid, lambda attached, fds: None)
+    assert again.filled is not None
+    assert again.filled.copied_bytes == SEGMENTS * SIZE, "device memory of a dead daemon is shared with nobody"
+    again.release()
+    house.importer.unmap()
+    attachment.close()
+    wait_for(lambda: gpus.used_bytes(device.uuid) - before < 1024 * MIB)
+
+
+def test_a_set_larger_than_what_is_free_is_refused_with_both_numbers(house: House, device: gpus.Gpu) -> None:
+    importer = house.importer
+    free, _ = importer.checked("cuMemGetInfo", importer.driver.cuMemGetInfo())
+    hog = importer.checked("cuMemAlloc", importer.driver.cuMemAlloc(int(free) - 256 * MIB))
+    with pytest.raises(PoolRefused) as refused:
+        house.attach(device)
+    assert refused.value.code == "device_full"
+    assert refused.value.need_bytes == SEGMENTS * SIZE > refused.value.free_bytes
+    importer.checked("cuMemFree", importer.driver.cuMemFree(hog))
+    attachment = house.attach(device)
+    importer.unmap()
+    attachment.release()

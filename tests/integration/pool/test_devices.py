@@ -1,0 +1,257 @@
+"""Sets on GPUs: what engines bring, what they get back, and that memory goes with its last user. The GPU is a played one."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pool.arena import Arena
+from pool.client import PoolClient, PoolRefused
+from pool.devicelink import attach_device, deposit, find
+from pool.messages import Attached, Deposit, Described, Tensor
+from pool.residency import Residency
+from pool.server import Server
+from tests.fakegpu import MIB, FakeGpu, read
+from tests.poolroom import until, write_safetensors
+
+SHARED, PAGE = 4 * MIB, 4096
+
+
+class Room:
+    """A server in this process, over a played GPU."""
+
+    def __init__(self, path: Path, gpu: FakeGpu) -> None:
+        self.path, self.gpu = path, gpu
+        self.socket = path / "pool.sock"
+        self.source = path / "source"
+        self.source.mkdir()
+        write_safetensors(self.source / "model.safetensors", {"x": np.arange(64, dtype=np.float32)})
+        self.weights = np.random.default_rng(1).integers(0, 255, SHARED, np.uint8).tobytes()
+        self.norm = bytes(range(200))
+
+    def request(self, **changed: object) -> Deposit:
+        tensors = (
+            Tensor(name="norm", dtype="U8", shape=(200,), segment=2, offset=0, size_bytes=200),
+            Tensor(name="up", dtype="U8", shape=(SHARED,), segment=0, offset=0, size_bytes=SHARED),
+            Tensor(name="down", dtype="U8", shape=(MIB,), segment=1, offset=512, size_bytes=MIB),
+        )
+        fields = {"segments": (SHARED, 2 * MIB, PAGE), "host_segments": 1, "tensors": tensors, "form": "cfg_1", **changed}
+        return Deposit(source=str(self.source), **fields)  # type: ignore[arg-type]
+
+    def write(self, fds: list[int]) -> None:
+        os.pwrite(fds[0], self.weights, 0)
+        os.pwrite(fds[1], self.weights[:MIB], 512)
+        os.pwrite(fds[2], self.norm, 0)
+
+    async def deposit(self) -> str:
+        return (await asyncio.to_thread(deposit, self.socket, self.request(), self.write)).weight_set
+
+    async def attach(self, weight_set: str, device: str = "GPU-fake"):  # type: ignore[no-untyped-def]
+        return await asyncio.to_thread(attach_device, self.socket, weight_set, device, lambda attached, fds: None)
+
+    async def described(self) -> Described:
+        async with await PoolClient.connect(self.socket) as client:
+            return await client.describe()
+
+
+@contextlib.asynccontextmanager
+async def opened(path: Path, gpu: FakeGpu) -> AsyncIterator[Room]:
+    root = path / "segments"
+    root.mkdir(mode=0o700, exist_ok=True)
+    server = Server(Arena(root), Residency(64 * MIB), [gpu])
+    server.adopt()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.setblocking(False)
+        (path / "pool.sock").unlink(missing_ok=True)
+        listener.bind(str(path / "pool.sock"))
+        listener.listen(16)
+        serving = asyncio.create_task(server.serve(listener))
+        room = Room.__new__(Room) if (path / "source").exists() else Room(path, gpu)
+        room.path, room.gpu, room.socket = path, gpu, path / "pool.sock"
+        try:
+            yield room
+        finally:
+            serving.cancel()
+            await server.close()
+
+
+@pytest.fixture
+async def room(tmp_path: Path) -> AsyncIterator[Room]:
+    async with opened(tmp_path, FakeGpu()) as found:
+        yield found
+
+
+async def test_an_engine_gets_back_what_it_brought(room: Room) -> None:
+    weight_set = await room.deposit()
+    attachment = await room.attach(weight_set)
+    assert attachment.filled is not None
+    assert attachment.filled.copied_bytes == SHARED + 2 * MIB
+    assert read(attachment.fds[0], 0, SHARED) == room.weights
+    assert read(attachment.fds[1], 0, 512 + MIB) == bytes(512) + room.weights[:MIB]
+    assert os.pread(attachment.fds[2], 200, 0) == room.norm
+    released = await asyncio.to_thread(attachment.release)
+    assert released is not None
+    assert released.freed_bytes == SHARED + 2 * MIB
+    assert room.gpu.blocks == {}
+
+
+async def test_the_same_files_in_the_same_form_are_found_and_are_one_set(room: Room) -> None:
+    assert await asyncio.to_thread(find, room.socket, str(room.source), "cfg_1") is None
+    weight_set = await room.deposit()
+    assert await asyncio.to_thread(find, room.socket, str(room.source), "cfg_1") == weight_set
+    assert await asyncio.to_thread(find, room.socket, str(room.source), "cfg_2") is None
+    assert await room.deposit() == weight_set
+    assert len((await room.described()).sets) == 1
+
+
+async def test_two_engines_share_one_copy_and_the_last_one_frees_it(room: Room) -> None:
+    weight_set = await room.deposit()
+    first, second = await room.attach(weight_set), await room.attach(weight_set)
+    assert (second.filled.copied_bytes, second.filled.path) == (0, "resident")
+    assert len(room.gpu.blocks) == 2
+    assert (await asyncio.to_thread(first.release)).freed_bytes == 0
+    assert (await asyncio.to_thread(second.release)).freed_bytes == SHARED + 2 * MIB
+
+
+async def test_descriptors_come_while_the_bytes_still_travel(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.gate.clear()
+    mapped: list[int] = []
+
+    def map_them(attached: Attached, fds: list[int]) -> None:
+        mapped.append(len(fds))
+        room.gpu.gate.set()
+
+    attachment = await asyncio.to_thread(attach_device, room.socket, weight_set, "GPU-fake", map_them)
+    assert mapped == [3]
+    assert read(attachment.fds[0], 0, SHARED) == room.weights
+    await asyncio.to_thread(attachment.release)
+
+
+async def test_a_device_without_room_is_seen_before_a_byte_moves(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.foreign_bytes = room.gpu.total_bytes - 65 * MIB
+    with pytest.raises(PoolRefused) as refused:
+        await room.attach(weight_set)
+    assert (refused.value.code, refused.value.need_bytes, refused.value.free_bytes) == ("device_full", 6 * MIB, MIB)
+    assert room.gpu.copies == []
+    room.gpu.foreign_bytes = 0
+    await asyncio.to_thread((await room.attach(weight_set)).release)
+
+
+async def test_memory_that_somebody_takes_meanwhile_leaves_nothing_half_there(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.steals_after = 1
+    with pytest.raises(PoolRefused, match="device_full"):
+        await room.attach(weight_set)
+    assert room.gpu.blocks == {}
+    state = (await room.described()).devices[0]
+    assert state.sets.get(weight_set, 0) == 0
+
+
+async def test_an_engine_that_dies_gives_its_memory_back(room: Room) -> None:
+    weight_set = await room.deposit()
+    attachment = await room.attach(weight_set)
+    assert len(room.gpu.blocks) == 2
+    await asyncio.to_thread(attachment.close)  # the connection is gone without a word
+    await until(lambda: not room.gpu.blocks)
+
+
+async def test_an_engine_that_dies_while_bytes_travel_leaves_the_device_as_it_was(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.gate.clear()
+
+    def dies(attached: Attached, fds: list[int]) -> None:
+        raise RuntimeError("killed in the middle")
+
+    with pytest.raises(RuntimeError):
+        await asyncio.to_thread(attach_device, room.socket, weight_set, "GPU-fake", dies)
+    room.gpu.gate.set()
+    await until(lambda: not room.gpu.blocks)
+    await asyncio.to_thread((await room.attach(weight_set)).release)
+
+
+async def test_who_asks_for_a_set_on_its_way_waits_for_the_same_copy(room: Room) -> None:
+    weight_set = await room.deposit()
+    room.gpu.gate.clear()
+    asked = [asyncio.create_task(room.attach(weight_set)) for _ in range(2)]
+    await until(lambda: len(room.gpu.blocks) == 2)
+    room.gpu.gate.set()
+    first, second = await asyncio.gather(*asked)
+    assert sorted([first.filled.copied_bytes, second.filled.copied_bytes]) == [0, SHARED + 2 * MIB]
+    assert room.gpu.copies == [SHARED, 2 * MIB]
+    for one in (first, second):
+        await asyncio.to_thread(one.release)
+
+
+async def test_a_set_on_a_device_is_not_dropped(room: Room) -> None:
+    weight_set = await room.deposit()
+    attachment = await room.attach(weight_set)
+    async with await PoolClient.connect(room.socket) as client:
+        with pytest.raises(PoolRefused, match="in_use"):
+            await client.drop(weight_set)
+    await asyncio.to_thread(attachment.release)
+    async with await PoolClient.connect(room.socket) as client:
+        await client.drop(weight_set)
+
+
+async def test_a_device_that_is_not_here_is_refused_by_name(room: Room) -> None:
+    weight_set = await room.deposit()
+    with pytest.raises(PoolRefused, match="GPU-fake") as refused:
+        await room.attach(weight_set, "GPU-other")
+    assert refused.value.code == "unknown_device"
+
+
+async def test_sets_are_pinned_ahead_of_need_and_unpinned_when_they_leave(room: Room) -> None:
+    weight_set = await room.deposit()
+    await until(lambda: sum(room.gpu.registered.values()) == SHARED + 2 * MIB)
+    async with await PoolClient.connect(room.socket) as client:
+        await client.drop(weight_set)
+    assert room.gpu.registered == {}
+
+
+async def test_memory_that_cannot_be_pinned_costs_speed_only(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeGpu(pinnable=False)) as room:
+        attachment = await room.attach(await room.deposit())
+        assert read(attachment.fds[0], 0, SHARED) == room.weights
+        await asyncio.to_thread(attachment.release)
+
+
+async def test_the_next_daemon_adopts_and_pins_what_was_brought(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeGpu()) as room:
+        weight_set, weights = await room.deposit(), room.weights
+    gpu = FakeGpu()
+    async with opened(tmp_path, gpu) as room:
+        await until(lambda: sum(gpu.registered.values()) == SHARED + 2 * MIB)
+        attachment = await room.attach(weight_set)
+        assert read(attachment.fds[0], 0, SHARED) == weights
+        await asyncio.to_thread(attachment.release)
+
+
+async def test_a_deposit_that_is_not_sealed_leaves_nothing(room: Room) -> None:
+    def dies(fds: list[int]) -> None:
+        raise RuntimeError("the engine died")
+
+    with pytest.raises(RuntimeError):
+        await asyncio.to_thread(deposit, room.socket, room.request(), dies)
+    await until(lambda: list((room.path / "segments").iterdir()) == [])
+    assert (await room.described()).used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        Tensor(name="t", dtype="U8", shape=(9,), segment=0, offset=SHARED, size_bytes=9),
+        Tensor(name="t", dtype="U8", shape=(9,), segment=7, offset=0, size_bytes=9),
+        Tensor(name="t", dtype="U8", shape=(9,), segment=0, offset=-9, size_bytes=9),
+    ],
+)
+async def test_a_tensor_outside_its_segment_is_refused(room: Room, tensor: Tensor) -> None:
+    with pytest.raises(PoolRefused) as refused:
+        await asyncio.to_thread(deposit, room.socket, room.request(tensors=(tensor,)), room.write)
+    assert refused.value.code == "bad_layout"

@@ -1,0 +1,62 @@
+"""What vLLM is started with: arguments of the allow-list, and nothing that a caller could slip in."""
+
+from pathlib import Path
+
+import pytest
+
+from controlplane import arguments
+from controlplane.refusal import Refused
+from worker.engines.fake import FakeEngine
+from worker.engines.interface import EngineFault
+from worker.engines.vllm import VllmEngine, engine_arguments, users
+from worker.gpus import gpus
+
+
+def test_allowed_arguments_become_vllms() -> None:
+    checked = arguments.check("vllm", {"kv_bytes": "2GiB", "max_num_seqs": 256, "max_model_len": 4096, "dtype": "bfloat16"})
+    found = engine_arguments(Path("/models/a"), dict(checked), bare=False)
+    assert found["kv_cache_memory_bytes"] == 2 << 30
+    assert (found["max_num_seqs"], found["max_model_len"], found["dtype"]) == (256, 4096, "bfloat16")
+    assert found["load_format"] == "auto"
+
+
+def test_what_is_not_said_is_left_to_vllm() -> None:
+    assert "max_num_batched_tokens" not in engine_arguments(Path("/models/a"), {}, bare=False)
+
+
+def test_a_bare_skeleton_reads_no_weights() -> None:
+    assert engine_arguments(Path("/models/a"), {}, bare=True)["load_format"] == "dummy"
+
+
+def test_graphs_are_captured_unless_eager() -> None:
+    assert engine_arguments(Path("/models/a"), {}, bare=False)["compilation_config"]["cudagraph_mode"] == "FULL_DECODE_ONLY"
+    assert "compilation_config" not in engine_arguments(Path("/models/a"), {"enforce_eager": True}, bare=False)
+
+
+def test_code_of_a_model_is_never_run_and_the_tokenizer_never_loaded() -> None:
+    found = engine_arguments(Path("/models/a"), {}, bare=False)
+    assert found["trust_remote_code"] is False
+    assert found["skip_tokenizer_init"] is True
+
+
+@pytest.mark.parametrize("name", ["trust_remote_code", "worker_extension_cls", "load_format", "hf_overrides"])
+def test_other_arguments_of_vllm_are_refused(name: str) -> None:
+    with pytest.raises(Refused, match=name):
+        arguments.check("vllm", {name: "x"})
+
+
+@pytest.mark.skipif(bool(gpus()), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here_is_named() -> None:
+    with pytest.raises(SystemExit, match="no GPU 'GPU-1'"):
+        VllmEngine(Path("/models/a"), {}, device="GPU-1")
+
+
+def test_engines_of_the_files_own_layout_stage_nothing(tmp_path: Path) -> None:
+    with pytest.raises(EngineFault) as fault:
+        FakeEngine(tmp_path, {}).stage("/run/pool.sock", "/models/a", "cfg_1")
+    assert fault.value.code == "not_available"
+
+
+def test_who_has_a_full_devices_memory_is_named_the_largest_first() -> None:
+    assert users({10: 5, 20: 7}) == "used by pid 20 (7 bytes), pid 10 (5 bytes)"
+    assert "does not say" in users({})

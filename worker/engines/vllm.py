@@ -1,0 +1,303 @@
+"""The vLLM engine: its engine core alone, ids in and out, in one process; weights in the pool, mapped while it is awake."""
+
+import atexit
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from worker import gpus
+from worker.engines.interface import IDLE, EngineFault, Output, Stepped
+from worker.engines.messages import Sampling, State, Stocked
+
+CHECK: Final = "check"
+"""Name of the request of a known-answer check; callers' names are longer."""
+_LEAST_SHARE: Final = 0.01
+"""vLLM looks whether this part of the device is free before it starts. What it takes is said in bytes (`kv_bytes`) instead."""
+_ENVIRONMENT: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "USE_LIBUV": "0",
+    "VLLM_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "WARNING",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}  # fmt: skip
+"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics."""
+
+
+def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool) -> dict[str, Any]:
+    """vLLM's arguments for those of the allow-list. Nothing else reaches it."""
+    graphs = {"mode": 3} if arguments.get("compile") else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    eager = bool(arguments.get("enforce_eager"))
+    chosen = {
+        "model": str(source), "skip_tokenizer_init": True, "trust_remote_code": False, "enable_sleep_mode": True,
+        "dtype": arguments.get("dtype", "bfloat16"), "seed": 0, "disable_log_stats": True,
+        "load_format": "dummy" if bare else "auto", "gpu_memory_utilization": _LEAST_SHARE,
+        "kv_cache_memory_bytes": arguments.get("kv_bytes", 2 << 30), "max_num_seqs": arguments.get("max_num_seqs", 64),
+        "max_model_len": arguments.get("max_model_len"), "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
+        "enable_prefix_caching": arguments.get("prefix_caching", True), "enforce_eager": eager,
+    }  # fmt: skip
+    if not eager:
+        chosen["compilation_config"] = graphs
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+class VllmEngine:
+    """`source`: a directory with config.json and, unless `bare`, the weights of the first model. `device`: a GPU's UUID.
+
+    Starts asleep: KV memory is given back at once, weights stay in vLLM's own memory until they are staged or others attached.
+    """
+
+    def __init__(self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False) -> None:
+        self._device = device
+        self._source = "" if bare else str(source)
+        """Whose weights lie in vLLM's own memory."""
+        os.environ.update(_ENVIRONMENT)
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        os.environ["CUDA_VISIBLE_DEVICES"] = _ordinal(device)
+        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - the environment counts when these are imported
+        from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
+        from vllm.v1.executor import Executor  # noqa: PLC0415
+
+        from pool import vllm_backend  # noqa: PLC0415
+
+        vllm_backend.register()
+        config = EngineArgs(**engine_arguments(source, arguments, bare=bare)).create_engine_config()
+        config.model_config.sleep_mode_backend = vllm_backend.NAME
+        self._config = config
+        self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._worker: Any = self._core.model_executor.driver_worker.worker
+        self._backend: vllm_backend.PoolBackend = self._worker._get_sleep_mode_backend()
+        self._backend.bind(self._worker, "", device)
+        self._backend.kv.release()
+        self._awake = False
+        self._running: dict[str, Sampling] = {}
+        self._copied: tuple[int, float] = (0, 0.0)
+        self._context: int = config.model_config.max_model_len
+        self._vocabulary: int = config.model_config.get_vocab_size()
+        # vLLM's own way out takes seconds and releases memory that it does not own any more; the kernel does both at once.
+        atexit.register(os._exit, 0)
+
+    # ---- weights --------------------------------------------------------------------------------------------
+
+    def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
+        from pool.devicelink import find  # noqa: PLC0415
+
+        begun = time.monotonic()
+        if self._backend.weights.attached is not None:
+            raise EngineFault("busy", f"{self._backend.weights.attached} is mapped: sleep and detach first")
+        with _faults(pool_socket, self._device):
+            if (known := find(pool_socket, source, form)) is not None:
+                return Stocked(weight_set=known, size_bytes=self._backend.weights.shared_bytes, read_bytes=0)
+            if self._source != source:
+                self._load(source)
+            staged = self._backend.weights.deposit(pool_socket, source, form)
+        took_ms = (time.monotonic() - begun) * 1000
+        return Stocked(
+            weight_set=staged.weight_set, size_bytes=staged.size_bytes, read_bytes=staged.read_bytes, took_ms=took_ms
+        )
+
+    def _load(self, source: str) -> None:
+        import torch  # noqa: PLC0415
+
+        if not self._backend.weights.own:
+            self._backend.weights.take_own()
+        self._source = ""
+        self._core.collective_rpc("reload_weights", kwargs={"weights_path": source})
+        gc.collect()
+        torch.cuda.empty_cache()  # what loading has used is of no use to anybody: 1.2 GiB at 8B
+        self._source = source
+
+    def attach(self, pool_socket: str, weight_set: str) -> None:
+        weights = self._backend.weights
+        if weights.attached == weight_set:
+            return
+        if weights.attached is not None:
+            if not self._awake:
+                raise EngineFault("busy", f"{weights.attached} is mapped: detach it first")
+            self._switch(pool_socket, weight_set)
+            return
+        self._map(pool_socket, weight_set)
+
+    def _map(self, pool_socket: str, weight_set: str) -> None:
+        weights = self._backend.weights
+        if weights.own:
+            weights.drop_own()
+            self._source = ""
+        with _faults(pool_socket, self._device):
+            try:
+                filled = self._backend.attach(weight_set, pool_socket=pool_socket)
+            except BaseException:
+                self._backend.kv.release()
+                raise
+        self._copied = (filled.copied_bytes, filled.took_ms)
+
+    def detach(self) -> None:
+        """KV memory goes, too, if it was made for a wake that did not come."""
+        if self._awake:
+            raise EngineFault("busy", "awake: put it to sleep first")
+        self._backend.kv.release()
+        self._backend.weights.detach()
+
+    def _switch(self, pool_socket: str, weight_set: str) -> None:
+        """Another set while awake and drained: KV memory stays, what it remembers is forgotten. A failure leaves it asleep."""
+        self._must_rest()
+        self._core.reset_prefix_cache()
+        self._backend.weights.detach()
+        self._awake = False
+        self._map(pool_socket, weight_set)
+        self._awake = True
+
+    # ---- awake and asleep -----------------------------------------------------------------------------------
+
+    def wake(self, model: str) -> None:
+        if self._backend.weights.attached is None:
+            raise EngineFault("not_attached", f"no weight set is mapped for {model}")
+        try:
+            self._backend.kv.create()
+        except RuntimeError as error:
+            self._backend.kv.release()
+            raise EngineFault("no_memory", f"KV memory: {error}") from error
+        self._awake = True
+
+    def sleep(self) -> None:
+        self._must_rest()
+        self._core.reset_prefix_cache()
+        self._backend.kv.release()
+        self._awake = False
+
+    def _must_rest(self) -> None:
+        if self._running:
+            raise EngineFault("busy", f"{len(self._running)} requests run: drain first")
+        while self._works():
+            self._core.step_fn()  # the last finished requests are taken off the books by one more step
+
+    # ---- requests -------------------------------------------------------------------------------------------
+
+    def submit(self, request: str, prompt: tuple[int, ...], sampling: Sampling) -> None:
+        from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
+
+        if not self._awake:
+            raise EngineFault("not_awake", "asleep")
+        if len(prompt) >= self._context:
+            raise EngineFault("too_long", f"a prompt of {len(prompt)} tokens in a context of {self._context}")
+        if not prompt or not all(0 <= token < self._vocabulary for token in prompt):
+            raise EngineFault("failed", f"a prompt must hold ids from 0 to {self._vocabulary - 1}")
+        asked = EngineCoreRequest(
+            request_id=request, prompt_token_ids=list(prompt), mm_features=None, sampling_params=_parameters(sampling),
+            pooling_params=None, arrival_time=time.time(), lora_request=None, cache_salt=None, data_parallel_rank=None,
+        )  # fmt: skip
+        self._core.add_request(*self._core.preprocess_add_request(asked))
+        self._running[request] = sampling
+
+    def abort(self, request: str) -> bool:
+        if self._running.pop(request, None) is None:
+            return False
+        self._core.abort_requests([request])
+        return True
+
+    def check(self, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+        if self._running:
+            raise EngineFault("busy", f"{len(self._running)} requests run: a check would wait for them")
+        self.submit(CHECK, prompt, Sampling(max_tokens=tokens, temperature=0, ignore_eos=True))
+        ids: tuple[int, ...] = ()
+        while CHECK in self._running:
+            for output in self.step().outputs:
+                ids += output.ids
+        return ids
+
+    def step(self) -> Stepped:
+        if not self._works():
+            return IDLE
+        try:
+            produced, executed = self._core.step_fn()
+            self._core.post_step(executed)
+        except Exception as error:
+            raise EngineFault("failed", f"a step failed: {error!r}", fatal=True) from error
+        outputs = tuple(
+            self._output(one) for batch in (produced or {}).values() for one in batch.outputs if one.request_id in self._running
+        )
+        return Stepped(outputs, 0.0 if self._works() else None)
+
+    def _output(self, one: Any) -> Output:
+        sampling, ids = self._running[one.request_id], tuple(one.new_token_ids)
+        if one.finish_reason is None:
+            return Output(one.request_id, ids)
+        del self._running[one.request_id]
+        match str(one.finish_reason):
+            case "stop":
+                ended = bool(ids) and ids[-1] in sampling.stop_ids
+                return Output(one.request_id, ids[:-1] if ended else ids, "stop")
+            case "length":
+                return Output(one.request_id, ids, "length")
+            case reason:
+                return Output(one.request_id, ids, "failed", f"vLLM ended it: {reason}")
+
+    def running(self) -> int:
+        return len(self._running)
+
+    def _works(self) -> bool:
+        """Asynchronous scheduling holds a batch back: the queue counts, too."""
+        return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
+
+    def state(self) -> State:
+        weights = self._backend.weights
+        used = gpus.used_by(self._device, os.getpid()) if self._device else None
+        return State(
+            attached=weights.attached, awake=self._awake, running=len(self._running), bytes_mapped=weights.bytes_mapped,
+            bytes_kv=self._backend.kv.size_bytes, bytes_private=used or 0, bytes_device=used,
+            bytes_copied=self._copied[0], copy_ms=self._copied[1],
+        )  # fmt: skip
+
+
+def _parameters(sampling: Sampling) -> Any:
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens, min_tokens=sampling.min_tokens, temperature=sampling.temperature,
+        top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed, presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty, repetition_penalty=sampling.repetition_penalty,
+        stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_ids), ignore_eos=sampling.ignore_eos,
+        detokenize=False,
+    )  # fmt: skip
+
+
+def _ordinal(device: str) -> str:
+    """CUDA's number of a GPU. Raises SystemExit for one that is not here."""
+    for known in gpus.gpus():
+        if known.uuid == device:
+            return str(known.index)
+    raise SystemExit(f"this machine has no GPU {device!r}; it has {', '.join(one.uuid for one in gpus.gpus()) or 'none'}")
+
+
+def users(of: dict[int, int]) -> str:
+    """Who has a device's memory, the largest first, in words."""
+    if not of:
+        return "the driver does not say who has the memory"
+    ordered = sorted(of.items(), key=lambda one: -one[1])
+    return "used by " + ", ".join(f"pid {pid} ({size} bytes)" for pid, size in ordered)
+
+
+class _faults:
+    """The pool's refusals and a layout that does not fit, as the engine's."""
+
+    def __init__(self, pool_socket: str, device: str) -> None:
+        self._pool_socket, self._device = pool_socket, device
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from pool.client import PoolRefused  # noqa: PLC0415
+        from pool.native import LayoutDiffers  # noqa: PLC0415
+
+        match error:
+            case PoolRefused(code="device_full"):
+                raise EngineFault(error.code, f"{error.message}; {users(gpus.processes(self._device))}") from error
+            case PoolRefused():
+                raise EngineFault(error.code, error.message) from error
+            case LayoutDiffers():
+                raise EngineFault("layout", str(error)) from error
+            case ConnectionError() | TimeoutError() | FileNotFoundError():
+                raise EngineFault("pool", f"the pool at {self._pool_socket} does not answer: {error}") from error
+            case OSError() | RuntimeError():
+                raise EngineFault("no_memory", str(error)) from error
+            case _:
+                return

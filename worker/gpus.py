@@ -1,0 +1,55 @@
+"""GPUs of this node and what processes use of them, by the driver's word (NVML). A node without a driver has none."""
+
+import contextlib
+import functools
+
+import pynvml
+from msgspec import Struct
+
+
+class Gpu(Struct, frozen=True):
+    uuid: str
+    name: str
+    size_bytes: int
+    index: int
+    """In the order of the bus: what CUDA counts with `CUDA_DEVICE_ORDER=PCI_BUS_ID`."""
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """None where there is no driver or no device."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _session()
+        return tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    return ()
+
+
+def used_by(uuid: str, pid: int) -> int | None:
+    """Bytes that a process (by the pid of the driver's own namespace) uses; None: the driver does not say."""
+    return processes(uuid).get(pid)
+
+
+def processes(uuid: str) -> dict[int, int]:
+    """Process id -> bytes, of all that compute on a device. Empty where the driver does not tell."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _session()
+        device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return {one.pid: one.usedGpuMemory or 0 for one in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
+    return {}
+
+
+def used_bytes(uuid: str) -> int:
+    """Of a device, by whomever. Raises pynvml.NVMLError."""
+    _session()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+
+
+def _gpu(index: int) -> Gpu:
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    size = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
+    return Gpu(pynvml.nvmlDeviceGetUUID(device), pynvml.nvmlDeviceGetName(device), size, index)
+
+
+@functools.cache
+def _session() -> None:
+    """NVML once a process: its start costs more than all that is asked of it. Raises pynvml.NVMLError, then again."""
+    pynvml.nvmlInit()
