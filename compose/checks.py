@@ -17,7 +17,7 @@ import pynvml
 
 from compose.directory import ROOM_BYTES
 from compose.embedded import nats
-from compose.embedded.cluster import Cluster
+from compose.embedded.cluster import Cluster, orphans
 from compose.embedded.refusal import ServerRefusal
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
@@ -44,6 +44,8 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield from _servers(data)
     yield _shared_memory(data)
     yield _port(port, running)
+    if os.geteuid() == 0 and (left := orphans()):
+        yield _left(left)
 
 
 def _python() -> Check:
@@ -144,6 +146,15 @@ def _devices() -> Check:
         name="devices", verdict="note",
         found=f"{len(names)} GPUs ({', '.join(sorted(set(names)))}), which this version does not use: it serves on the CPU",
         cure="Declare devices as shares of host memory in the settings' [node] table.",
+    )  # fmt: skip
+
+
+def _left(clusters: list[Path]) -> Check:
+    size = sum(file.stat().st_size for cluster in clusters for file in cluster.rglob("*") if file.is_file())
+    return Check(
+        name="left over", verdict="note",
+        found=f"{len(clusters)} Postgres clusters ({human_bytes(size)}) whose data directories are gone",
+        cure=f"If none of them comes back: rm -r {' '.join(str(cluster) for cluster in clusters)}",
     )  # fmt: skip
 
 

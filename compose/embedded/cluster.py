@@ -21,6 +21,8 @@ from compose.embedded.process import Account
 from compose.embedded.refusal import ServerRefusal
 
 ROOT_HOME: Final = Path("/var/lib/enginehouse")
+MARK: Final = "postgres.json"
+"""In the data directory: which cluster is its own."""
 SOCKET: Final = ".s.PGSQL.5432"
 LONGEST_PATH: Final = 107
 """Bytes of a unix socket's path (sun_path, less its end)."""
@@ -104,7 +106,7 @@ class Cluster:
 
     @property
     def _mark(self) -> Path:
-        return self.directory / "postgres.json"
+        return self.directory / MARK
 
     def _claim(self) -> None:
         """Tie cluster and data directory together by a random word in both, so that a new directory of an old path starts
@@ -123,6 +125,22 @@ class Cluster:
             self._mark.write_text(json.dumps(ours))
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         theirs.write_text(json.dumps(ours))
+
+
+def orphans(home: Path = ROOT_HOME) -> list[Path]:
+    """Clusters of root's whose data directory is gone, or has another cluster now. Nobody deletes them: a directory may come
+    back with its disk."""
+    return sorted(path.parent for path in home.glob("postgres-*/owner.json") if _orphaned(path))
+
+
+def _orphaned(owner: Path) -> bool:
+    try:
+        theirs = json.loads(owner.read_text())
+        return bool(json.loads((Path(theirs["directory"]) / MARK).read_text()) != theirs)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError):  # not to be read, or half written: nothing is known
+        return False
 
 
 def _account() -> Account:
