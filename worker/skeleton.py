@@ -30,15 +30,10 @@ log = structlog.get_logger("skeleton")
 async def start_holder(local: LocalInstance) -> None:
     """Raises StepFailed (`start_failed`)."""
     try:
-        started, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder)
+        holder, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder)
     except HolderGone as error:
         words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
         raise StepFailed("start_failed", f"{error}; it said: {words or 'nothing'}") from error
-    holder = processes.identify(held.pid)
-    if holder is None:
-        raise StepFailed("holder_died", f"the holder (pid {held.pid}) ended at once")
-    if held.pid != started.pid:
-        await processes.gone(started)  # it found the other one and stepped back
     local.watch("holder", holder)
     local.note(holder=True, present=True, grant=held.grant)
 
