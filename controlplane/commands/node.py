@@ -23,6 +23,14 @@ class InstanceFound(msgspec.Struct, frozen=True):
     grant: int | None
 
 
+class ImageFound(msgspec.Struct, frozen=True):
+    """An image that may be used, on the node's disk when its worker started."""
+
+    image: str
+    configuration: str
+    size_bytes: int
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker starts (new incarnation) or reconnects (same one).
 
@@ -37,6 +45,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     devices: tuple[DeviceFound, ...]
     instances: tuple[InstanceFound, ...] = ()
     weight_sets: tuple[str, ...] = ()
+    images: tuple[ImageFound, ...] = ()
+    no_images: str = ""
+    """Why engines can't be saved to disk here; empty: they can."""
     version: str = ""
 
 
@@ -93,6 +104,7 @@ class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_mapped: int
     bytes_used: int
     check: str = "skipped"
+    image: str | None = None
     steps: tuple[Step, ...] = ()
 
 
@@ -104,6 +116,50 @@ class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     took_ms: int
     bytes_used: int
     steps: tuple[Step, ...] = ()
+
+
+class ReportSaved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """On disk, as directed; no process is left."""
+
+    node: str
+    instance: str
+    directive: int
+    image: str
+    took_ms: int
+    steps: tuple[Step, ...] = ()
+
+
+class ReportImageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    configuration: str
+    size_bytes: int
+    took_ms: int
+    proof: str
+    fingerprint: dict[str, str]
+
+
+class ReportImageRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    configuration: str
+    code: str
+    message: str
+
+
+class ReportImageFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    configuration: str
+    step: str
+    code: str
+    message: str
+
+
+class ReportImageRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    code: str
 
 
 class ReportEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
