@@ -68,6 +68,7 @@ class Holder:
         self._engine: Process | None = None
         """As the machine knows it; `_inner` is the same process by its pid in here."""
         self._inner: Process | None = None
+        self._restored = False
         self._exit: Exit | None = None
         self._reaped = asyncio.Event()
         self._cells: TakeCells | None = None
@@ -126,8 +127,8 @@ class Holder:
     async def _answer(self, request: HolderRequest, locks: list[int]) -> HolderReply:
         match request:
             case Start(argv=argv):
-                if self._engine is not None:
-                    return Denied(code="started_already", message=f"an engine was started already, pid {self._engine.pid}")
+                if (denied := self._begin()) is not None:
+                    return denied
                 try:
                     self._start(argv)
                 except OSError as error:
@@ -192,6 +193,14 @@ class Holder:
         self._engine = self._census.outside(inner)
         self._directory.edit(engine=self._engine)
 
+    def _begin(self) -> Denied | None:
+        """Make way for an engine. There is one in a holder's life, but for a restored one that died: a cold one may follow."""
+        if self._engine is not None and not (self._restored and self._exit is not None):
+            return Denied(code="started_already", message=f"an engine was started already, pid {self._engine.pid}")
+        self._engine, self._inner, self._exit, self._restored = None, None, None, False
+        self._reaped.clear()
+        return None
+
     async def _dump(self, wanted: Dump) -> Denied | None:
         if self._engine is None or self._inner is None or self._exit is not None:
             return Denied(code="engine_died", message="there is no engine")
@@ -209,13 +218,14 @@ class Holder:
         return None
 
     async def _restore(self, wanted: Restore) -> Denied | None:
-        if self._engine is not None:
-            return Denied(code="started_already", message=f"an engine was started already, pid {self._engine.pid}")
+        if (denied := self._begin()) is not None:
+            return denied
         try:
             await self._surgery.restore(wanted)
         except SurgeryFailed as failure:
             return Denied(code=failure.code, message=failure.message)
         self._know(wanted.pid)
+        self._restored = True
         self._surgery.release(Path(wanted.place))
         return None
 

@@ -24,11 +24,13 @@ class InstanceFound(msgspec.Struct, frozen=True):
 
 
 class ImageFound(msgspec.Struct, frozen=True):
-    """An image that may be used, on the node's disk when its worker started."""
+    """An image on the node's disk when its worker started."""
 
     image: str
     configuration: str
     size_bytes: int
+    usable: bool = True
+    """False: something that it depends on has changed."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

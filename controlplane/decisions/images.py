@@ -47,8 +47,8 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
         return "not_available", f"{instance.node} can't save engines: {node.no_images}"
     known = of(fleet, instance)
     if not any(i.state == "ok" for i in known) and (broken := next((i for i in known if i.state == "failed"), None)):
-        message = f"its image {broken.image} has failed ({broken.code}: {broken.message}); `images rebuild {broken.image}` allows it again"
-        return "image_failed", message
+        cure = f"`images rebuild {broken.image}` allows it again"
+        return "image_failed", f"its image {broken.image} has failed ({broken.code}: {broken.message}); {cure}"
     return None
 
 
@@ -63,11 +63,17 @@ def save(draft: Draft, instance: Instance, code: str, *, operation: str | None =
     draft.emit(
         InstanceDirected(
             node=instance.node, instance=instance.instance, rung=Rung.SAVED, grant=grant, code=code, model=instance.model,
-            revision=instance.revision,
+            revision=instance.revision, need_bytes=_need(fleet, instance, model) if instance.grant is None and grant else 0,
         ),
         operation=operation, because=because,
     )  # fmt: skip
     return True
+
+
+def _need(fleet: Fleet, instance: Instance, model: Model | None) -> int:
+    """Bytes of its device that the proof of a new image is promised."""
+    device = fleet.devices.get(instance.device or "")
+    return device_bytes(fleet, model, device) if device and model and model.facts else 0
 
 
 def _place(fleet: Fleet, instance: Instance, model: Model | None) -> GrantGiven | None:
@@ -78,7 +84,7 @@ def _place(fleet: Fleet, instance: Instance, model: Model | None) -> GrantGiven 
     if (count := cells(fleet, model, device)) is None or (slot := place(fleet, {device.device: count})) is None:
         return None
     others = [i for i in fleet.instances.values() if i.device == device.device and i.instance != instance.instance]
-    if device_bytes(fleet, model, device) + sum(held_bytes(fleet, i) for i in others) > device.size_bytes:
+    if device_bytes(fleet, model, device) + sum(held_bytes(i) for i in others) > device.size_bytes:
         return None
     return GrantGiven(
         node=instance.node, device=device.device, instance=instance.instance, offset=slot.offset, cells=slot.cells

@@ -60,7 +60,8 @@ BY_NAME: Final[dict[str, type[AnyEvent]]] = {kind.__name__: kind for kind in get
 
 __all__ = [
     "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "GatewayClosed",
-    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageFailed", "ImageRefused", "ImageRemoved", "InstanceCreated", "InstanceDirected", "InstanceEnded",
+    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageFailed",
+    "ImageRefused", "ImageRemoved", "InstanceCreated", "InstanceDirected", "InstanceEnded",
     "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
     "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent",
     "NodeHeardAgain", "NodeJoined", "OperationFailed", "OperationRequested", "OperationSucceeded", "ReignBegan",

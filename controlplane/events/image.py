@@ -1,5 +1,7 @@
 """Events of skeleton images: engines on a node's disk, without weights."""
 
+import msgspec
+
 from controlplane.events.record import Event
 
 
@@ -15,7 +17,7 @@ class ImageBuilt(Event, frozen=True, kw_only=True):
     took_ms: int = 0
     proof: str = ""
     """`same_tokens`; empty: found on disk by a worker that started."""
-    fingerprint: dict[str, str] = {}
+    fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ImageRefused(Event, frozen=True, kw_only=True):
