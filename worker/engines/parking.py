@@ -16,6 +16,9 @@ RELEASE: Final = "release"
 """Name of the file that ends the wait; its text is the directory of the instance that this engine now is."""
 LARGEST: Final = 128 * 1024
 """From here on malloc gives each block a mapping of its own, which ends with it."""
+SMALLEST: Final = 24
+KEPT_BY_A_THREAD: Final = 32
+"""Of every size up to 1 KiB malloc keeps a few (seven, unless told otherwise) out of everybody's sight."""
 OBJECTS_BYTES: Final = 1 << 20
 """Of every small size: more than Python keeps free of any of them in an engine at rest."""
 
@@ -43,22 +46,32 @@ def _fill_small() -> None:
 
 
 def _fill_heap() -> None:
-    """Malloc's free blocks: take zeroed ones of every size, largest first, as long as no new memory is fetched for them."""
+    """Malloc's free blocks: take blocks of every size and zero them, largest first, until that needs new memory.
+
+    Then no free block of that size is left that held anything; those that threads keep for themselves come last.
+    """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return
-    libc.mallinfo2.restype, libc.calloc.restype, libc.calloc.argtypes = _Mallinfo, ctypes.c_void_p, [ctypes.c_size_t] * 2
-    libc.free.argtypes = [ctypes.c_void_p]
+    libc.mallinfo2.restype, libc.malloc.restype = _Mallinfo, ctypes.c_void_p
+    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
     libc.malloc_trim(0)
     taken: list[int] = []
+
+    def take(size: int) -> None:
+        block = libc.malloc(size)
+        ctypes.memset(block, 0, size)
+        taken.append(block)
+
     size = LARGEST - 64
-    while size >= 512:
+    while size > SMALLEST:
         before = libc.mallinfo2().arena
-        while (block := libc.calloc(1, size)) is not None:
-            taken.append(block)
-            if libc.mallinfo2().arena > before:
-                break
-        size = size * 3 // 4
+        while libc.mallinfo2().arena == before:
+            take(size)
+        size = size * 7 // 8
+    for size in range(SMALLEST, 2048, 16):
+        for _ in range(KEPT_BY_A_THREAD):
+            take(size)
     for block in taken:
         libc.free(block)
     libc.malloc_trim(0)

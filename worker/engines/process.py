@@ -151,10 +151,10 @@ class Process:
     def _park(self, place: Path) -> None:
         """Let go of everything that belongs to this instance; come back as the engine of the one that the release names."""
         self._park_in = self._drain_until = self._step_at = None
-        for link in (self._control, self._tokens):
-            link.move(place / "nowhere")
+        self._tokens.move(place / "nowhere")
         leave_streams()
         forget()
+        self._control.move(place / "nowhere")  # last: its end tells the holder that this process may be written to disk
         if (instance := await_release(place, lambda: self._ended)) is None:
             self._ended = True
             return

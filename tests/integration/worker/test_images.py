@@ -86,7 +86,7 @@ async def save(plane: Plant, name: str) -> Instance:
 
 
 async def says(plane: Plant, instance: Instance, text: str) -> str:
-    lines = await plane.generate(instance, f"req_{text}_{len(plane.events)}", text)
+    lines = await plane.generate(instance, f"req_{len(plane.events)}_{len(text)}", text)
     return "".join(line.get("text", "") for line in lines)
 
 
