@@ -48,8 +48,8 @@ from worker import instancedir, processes, skeleton
 from worker.board import Board
 from worker.deadlines import Deadlines
 from worker.desired import Desired
-from worker.instancedir import InstanceDir, Record
 from worker.images.cabinet import Cabinet
+from worker.instancedir import InstanceDir, Record
 from worker.keeper import Keeper, left_over
 from worker.life import found
 from worker.locks import Locks

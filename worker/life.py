@@ -32,6 +32,7 @@ from worker.failure import StepFailed
 from worker.frontend.chat import count_tokens
 from worker.frontend.request import Invalid
 from worker.images.cabinet import Cabinet
+from worker.images.orders import answer_about_images
 from worker.keeper import Keeper, left_over
 from worker.local import LocalInstance
 from worker.locks import Locks
@@ -79,6 +80,7 @@ class Life:
             self.reconciler.add(keeper)
         self._act()
         await self._bus.nc.subscribe(subjects.measure(self._plane.node), cb=self._measure)
+        await self._bus.nc.subscribe(subjects.images_of(self._plane.node), cb=self._images_asked)
         beating = asyncio.create_task(beats.run(), name="beats")
         try:
             await self._follow()
@@ -149,6 +151,11 @@ class Life:
     def _act(self) -> None:
         self.reconciler.follow(self.desired)
         self._stock.follow()
+
+    async def _images_asked(self, message: Msg) -> None:
+        task = asyncio.create_task(answer_about_images(self._images, message))
+        self._measurements.add(task)
+        task.add_done_callback(self._measurements.discard)
 
     async def _measure(self, message: Msg) -> None:
         task = asyncio.create_task(self._measured(message))

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from controlplane.plane import Plane
 from worker.board import Board
-from worker.images.cabinet import Cabinet
 from worker.deadlines import DEFAULT, Deadlines
+from worker.images.cabinet import Cabinet
 from worker.locks import Locks
 from worker.stock import Stock
 

@@ -76,6 +76,7 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
     if not local.seen.present:
         local.directory.create(wanted.configuration)
         local.note(present=True, kept=None, sought=False)
+        local.ending, local.lost = False, None  # it may have been here before, and saved
     match move.step:
         case StepName.PREPARE:
             assert move.goal is not None

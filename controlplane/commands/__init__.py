@@ -60,8 +60,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "CloseGateway", "DeviceFound", "End",
-    "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "NodeHeard", "NodeSilent", "OpenGateway", "Order",
-    "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt", "ReportImageFailed",
+    "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "NodeHeard", "NodeSilent", "OpenGateway",
+    "Order", "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt", "ReportImageFailed",
     "ReportImageRefused", "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
     "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

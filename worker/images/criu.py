@@ -57,8 +57,8 @@ def dump_argv(criu: str, pid: int, directory: str, nothing: str) -> list[str]:
 def restore_argv(criu: str, directory: str, work: str, nothing: str) -> list[str]:
     """Bring the tree back as a child of whoever runs this. What CRIU says goes to `work`, not to the image."""
     return [
-        criu, "restore", "-D", directory, "-W", work, "-o", "restore.log", "-v1", "--libdir", nothing, "--manage-cgroups=ignore",
-        "--restore-detached", "--restore-sibling",
+        criu, "restore", "-D", directory, "-W", work, "-o", "restore.log", "-v1", "--libdir", nothing,
+        "--manage-cgroups=ignore", "--restore-detached", "--restore-sibling",
     ]  # fmt: skip
 
 

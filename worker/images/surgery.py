@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from worker import namespaces
+from worker import namespaces, processes
 from worker.census import Census
 from worker.engineport import EnginePort
 from worker.engines.messages import Fault, Park
@@ -58,8 +58,7 @@ class Surgery:
     async def dump(self, port: EnginePort, pid: int, wanted: Dump) -> None:
         """Raises SurgeryFailed or NotTold; then the engine is as it was before, or dead."""
         place, images = self.park_in(pid), Path(wanted.directory)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (place / RELEASE).unlink(missing_ok=True)
+        _clear_way(place)
         reply = await port.tell(Park(place=str(place)), wanted.deadline_ms / 1000)
         if isinstance(reply, Fault):
             raise SurgeryFailed(reply.code, reply.message)
@@ -67,7 +66,7 @@ class Surgery:
             async with asyncio.timeout(wanted.deadline_ms / 1000):
                 while port.connected:  # noqa: ASYNC110 (the end of another process's socket)
                     await asyncio.sleep(POLL_S)
-            images.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(images)
             argv = criu.dump_argv(wanted.criu, pid, str(images), str(self._nothing()))
             await self._run_criu(argv, images / "dump.log", "dump_failed", wanted.deadline_ms / 1000)
             await self._gone(pid)
@@ -80,14 +79,13 @@ class Surgery:
 
     async def restore(self, wanted: Restore) -> None:
         """Raises SurgeryFailed; then nothing of it is left."""
-        Path(wanted.place).mkdir(mode=0o700, parents=True, exist_ok=True)
-        (Path(wanted.place) / RELEASE).unlink(missing_ok=True)
+        _clear_way(Path(wanted.place))
         log = self._directory.log("restore")
         argv = criu.restore_argv(wanted.criu, wanted.directory, str(self._directory.path), str(self._nothing()))
         with self._turn() as first:
             if not first:
                 raise SurgeryFailed("pid_taken", "another restore is under way on this node, and pids are shared by all")
-            if Path(f"/proc/{wanted.pid}").exists():
+            if processes.identify(wanted.pid) is not None:
                 raise SurgeryFailed("pid_taken", f"pid {wanted.pid}, which the image needs, is another process's")
             try:
                 await self._run_criu(argv, log, "restore_failed", wanted.deadline_ms / 1000)
@@ -104,7 +102,7 @@ class Surgery:
         draft.replace(place / RELEASE)
 
     async def _run_criu(self, argv: list[str], log: Path, code: str, deadline_s: float) -> None:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 (a fork; nothing is waited for)
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -165,6 +163,16 @@ class Surgery:
                 yield True
         finally:
             os.close(lock)
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _clear_way(place: Path) -> None:
+    """A release that was left there would end the wait of the next one too early."""
+    _make(place)
+    (place / RELEASE).unlink(missing_ok=True)
 
 
 def children() -> list[int]:

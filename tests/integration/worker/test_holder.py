@@ -78,7 +78,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
 
 async def test_engine_is_started_told_and_ended_in_order(site: Site) -> None:
     holder, _ = await site.link.open(deadline_s=20)
-    engine = await site.connected()
+    await site.connected()
     reply = await site.link.tell(Health(), 5)
     assert isinstance(reply, State)
     assert reply.bytes_private == (await site.link.ask()).inner_pid, "its pid in the namespace of its holder"
