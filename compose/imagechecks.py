@@ -13,7 +13,7 @@ from worker import namespaces
 from worker.images import criu
 
 _INSTALL: Final = "Run compose/install-criu as root: it installs a fit CRIU beside the system's, and replaces nothing."
-_NEEDED: Final = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN", 24: "SYS_RESOURCE"}
+_NEEDED: Final = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN"}
 """Capabilities by their bit, as CRIU and namespaces need them."""
 
 

@@ -53,9 +53,9 @@ LOOK_S: Final = 1.0
 QUESTION_S: Final = 5.0
 ENVIRONMENT: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
-    "COVERAGE_PROCESS_START",
+    "COVERAGE_PROCESS_START", "ENGINEHOUSE_PLANE",
 )  # fmt: skip
-"""What an engine inherits: nothing secret, nothing of an instance."""
+"""What an engine inherits: nothing secret, nothing of an instance; the last one says which plane it belongs to."""
 
 
 class Holder:
