@@ -81,10 +81,10 @@ async def connect(local: LocalInstance) -> None:
 
 
 async def end_engine(local: LocalInstance) -> None:
-    """Ask it to shut down, then SIGTERM, then SIGKILL. Its death is the check."""
+    """Ask it to shut down, then SIGTERM, then SIGKILL; at once when it is on disk. Its death is the check."""
     local.ending = True
-    grace_s = local.site.deadlines.end_engine
-    if local.seen.engine is EngineState.CONNECTED:
+    grace_s = 0 if local.seen.kept else local.site.deadlines.end_engine
+    if grace_s and local.seen.engine is EngineState.CONNECTED:
         try:
             await local.tell(Shutdown(), grace_s)
         except StepFailed as failure:

@@ -132,6 +132,8 @@ async def _start_frontend(local: LocalInstance) -> None:
         local.moved = True
     local.watch("frontend", process)
     local.note(frontend=True, serving=None)
+    if local.shelved is not None:
+        await local.frontend.read_ahead(local.record.port, local.shelved.source, deadline_s=deadline_s)
 
 
 async def _prepare(local: LocalInstance, wanted: Wanted, goal: Goal) -> None:

@@ -1,11 +1,15 @@
 """Engines on disk, on a whole plane: saved and restored through REST, CLI and the page's own data; refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from controlplane.rungs import Rung
+from tests.acceptance.test_transformers import NODE as ROOMY
+from tests.acceptance.test_transformers import model, say
 from tests.plane import NODE, PlaneUnderTest, fake, running
+from tests.tinymodels import tiny
 
 SETTINGS = NODE + fake("a", share="1/2") + fake("b", share="1/2", idle='{ sleep = "1s", saved = "1s", cold = "never" }')
 
@@ -79,3 +83,28 @@ async def test_a_saved_model_survives_the_whole_plane(house: PlaneUnderTest) -> 
     house.start()
     assert await house.chat("a", "tomorrow") == before
     assert [event.event for event in await house.events("InstanceUp")][-1].image is not None
+
+
+@pytest.mark.timeout(240)
+async def test_real_models_come_back_from_one_image_with_the_same_tokens(house: PlaneUnderTest, tmp_path: Path) -> None:
+    one, two = tiny(tmp_path / "one", "llama", seed=1), tiny(tmp_path / "two", "llama", seed=2)
+    with running(ROOMY + model("one", one) + model("two", two)) as plane:
+        first = {name: await say(plane, name) for name in ("one", "two")}
+        marker = "a marker of somebody who called"
+        async with plane.openai() as client:
+            await client.completions.create(model="one", prompt=f"{marker} {marker}", max_tokens=4)
+        for turn in range(3):
+            for name in first:
+                saved = plane.cli("save", name)
+                assert saved.returncode == 0, saved.stderr
+            assert not (await plane.fleet()).grants
+            if turn == 1:
+                plane.kill(plane.child("worker"))
+            for name, text in first.items():
+                assert await say(plane, name) == text
+        built = await plane.events("ImageBuilt")
+        assert len(built) == 1, "two models, one skeleton, one image"
+        ups = [event.event for event in await plane.events("InstanceUp")]
+        assert sum(event.image is not None for event in ups) >= 6
+        (image,) = (plane.data / "images").iterdir()
+        assert marker.encode() not in (image / "pages-1.img").read_bytes()
