@@ -7,9 +7,12 @@ root, some containers), the holder works without them.
 
 import ctypes
 import fcntl
+import functools
 import os
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +31,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def possible() -> str | None:
     """None when this process may make namespaces; else the reason, in words."""
-    if os.environ.get(SWITCH) == "off":
-        return f"{SWITCH}=off"
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if _libc.unshare(_NEWPID | _NEWNS | _NEWNET | _NEWIPC) == 0 else min(ctypes.get_errno(), 255))
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return None if code == 0 else f"unshare: {os.strerror(code)}"
+    return f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else _tried()
+
+
+@functools.cache
+def _tried() -> str | None:
+    """Tried in a process of its own: there is no way back, and a fork of one with threads may hang."""
+    flags = _NEWPID | _NEWNS | _NEWNET | _NEWIPC
+    program = f"import ctypes, sys; c = ctypes.CDLL(None, use_errno=True); sys.exit(c.unshare({flags}) and ctypes.get_errno())"
+    try:
+        tried = subprocess.run([sys.executable, "-ISc", program], check=False, timeout=10, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return None if tried.returncode == 0 else f"unshare: {os.strerror(tried.returncode)}"
 
 
 def enter(directory: Path) -> bool:
@@ -43,10 +51,9 @@ def enter(directory: Path) -> bool:
 
     The calling process ends; a child of it returns from here. Raises OSError when the namespaces can't be furnished.
     """
-    if possible() is not None:
+    if os.environ.get(SWITCH) == "off" or _libc.unshare(_NEWPID | _NEWNS | _NEWNET | _NEWIPC) != 0:
         return False
     PLACE.mkdir(mode=0o700, exist_ok=True)  # a point to mount on, the same for all; the mounts themselves are private
-    _check("unshare", _libc.unshare(_NEWPID | _NEWNS | _NEWNET | _NEWIPC))
     if os.fork() != 0:
         os._exit(0)
     os.setsid()

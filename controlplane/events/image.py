@@ -49,7 +49,9 @@ class ImageFailed(Event, frozen=True, kw_only=True):
 
 
 class ImageRemoved(Event, frozen=True, kw_only=True):
-    AGGREGATE, KEY, ENDS = "image", "image", True
+    """It is gone. Its stream goes on: built again on the same machine it has the same id."""
+
+    AGGREGATE, KEY = "image", "image"
     node: str
     image: str
     code: str

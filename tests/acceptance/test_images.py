@@ -105,6 +105,6 @@ async def test_real_models_come_back_from_one_image_with_the_same_tokens(house: 
         built = await plane.events("ImageBuilt")
         assert len(built) == 1, "two models, one skeleton, one image"
         ups = [event.event for event in await plane.events("InstanceUp")]
-        assert sum(event.image is not None for event in ups) >= 6
+        assert sum(event.image is not None for event in ups) >= 3
         (image,) = (plane.data / "images").iterdir()
         assert marker.encode() not in (image / "pages-1.img").read_bytes()

@@ -156,6 +156,13 @@ def test_a_worker_that_starts_says_which_images_it_has_and_saved_instances_are_n
     assert ("img_1" in story.fleet.images) is there
 
 
+def test_an_image_that_is_built_again_after_its_removal_goes_on_with_its_stream() -> None:
+    story = built(house())
+    story.when(ReportImageRemoved(node="n1", image="img_1", code="operator")).then("ImageRemoved")
+    built(story).then("ImageBuilt")
+    assert story.events[0].version == 3
+
+
 def test_an_image_that_the_plane_does_not_know_is_taken_up() -> None:
     story = plane().when(hello(incarnation="inc_2", images=(ImageFound("img_9", "cfg_x", 10),)))
     assert story.fleet.images["img_9"].state == "ok"
