@@ -15,6 +15,7 @@ from controlplane.events import ImageBuilt, ImageFailed, ImageRefused, InstanceE
 from controlplane.fleet import Instance
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
+from pool.place import place
 from tests.workshop import MIB, QUICK, Plant, plant
 from worker import namespaces
 from worker.images import criu
@@ -124,7 +125,8 @@ async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(hou
     before = await says(house, up, "round and round")
     await save(house, "a")
     _, made = manifest(house)
-    figures = []
+    segments, figures = place(house.data / "run" / "pool" / "segments", 0), []
+    assert any(segments.iterdir())
     for turn in range(10):
         await house.restart_worker()
         again = await house.load("a")
@@ -132,7 +134,7 @@ async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(hou
         assert house.of_type(InstanceUp)[-1].image == made.image
         await save(house, "a")
         if turn:
-            figures.append((len(os.listdir("/proc/self/fd")), len(list(Path("/dev/shm").glob("enginehouse-*/*")))))
+            figures.append((len(os.listdir("/proc/self/fd")), len(list(segments.iterdir()))))
     assert max(figures) == min(figures), "descriptors of the worker's process, files in /dev/shm"
     assert manifest(house)[1].size_bytes == made.size_bytes
     assert len(house.of_type(ImageBuilt)) == 1, "a skeleton that is on disk is not written again"
