@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from worker import instancedir, processes
-from worker.engines.messages import Checked, ControlCommand, Fault, Health, State
+from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
 from worker.instancedir import InstanceDir, Record
@@ -118,8 +118,8 @@ class LocalInstance:
                 return reply
             case Fault():
                 raise StepFailed(reply.code, f"{type(command).__name__}: {reply.message}")
-            case Checked():
-                raise StepFailed("protocol", f"the engine answered {type(command).__name__} with a check")
+            case Checked() | Stocked():
+                raise StepFailed("protocol", f"the engine answered {type(command).__name__} with {type(reply).__name__}")
 
     def take(self, state: State) -> None:
         """Believe the engine's word of itself (its memory is measured apart)."""
