@@ -1,7 +1,5 @@
 """What a machine must have to run a plane, and what is good to have: one small check each, with its cure."""
 
-import ctypes
-import os
 import shutil
 import socket
 import subprocess
@@ -9,40 +7,33 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import psutil
 import pynvml
 
+from compose.check import Check
 from compose.directory import ROOM_BYTES
 from compose.embedded import nats
 from compose.embedded.cluster import Cluster, orphans
 from compose.embedded.refusal import ServerRefusal
+from compose.imagechecks import image_checks
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
 PYTHONS: Final = ((3, 11), (3, 13))
-Verdict = Literal["ok", "note", "bad"]
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """`bad`: a plane will not run; `note`: it will, without something."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    cure: str = ""
 
 
 def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     """Run every check for a plane in `data` on `port`. `running`: a plane runs there, so its port is taken rightly."""
-    for check in (_python, _transformers, _memory, _namespaces, _devices):
+    for check in (_python, _transformers, _memory, _devices):
         yield check()
     yield _disk(data)
     yield from _servers(data)
     yield _shared_memory(data)
+    yield from image_checks(data)
     yield _port(port, running)
     if os.geteuid() == 0 and (left := orphans()):
         yield _left(left)
@@ -113,22 +104,6 @@ def _shared_memory(data: Path) -> Check:
         cure = f"The pool's budget is {human_bytes(pool)}: give more (docker: --shm-size), or lower pool_bytes."
         return Check(name="shared memory", verdict="note", found=found, cure=cure)
     return Check(name="shared memory", verdict="ok", found=found)
-
-
-def _namespaces() -> Check:
-    """In a child, as there is no way back: saved images will need a process that has namespaces of its own."""
-    clone_newuser, clone_newpid, clone_newns = 0x10000000, 0x20000000, 0x00020000
-    flags = clone_newpid | clone_newns | (0 if os.geteuid() == 0 else clone_newuser)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if ctypes.CDLL(None).unshare(flags) == 0 else 1)
-    _, status = os.waitpid(child, 0)
-    if os.waitstatus_to_exitcode(status) == 0:
-        return Check(name="namespaces", verdict="ok", found="processes may have namespaces of their own")
-    return Check(
-        name="namespaces", verdict="note", found="not allowed here; nothing of this version needs them",
-        cure="For saved images later: sysctl kernel.unprivileged_userns_clone=1, or run as root.",
-    )  # fmt: skip
 
 
 def _devices() -> Check:

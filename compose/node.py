@@ -22,6 +22,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes: int
     deadlines: dict[str, float] = {}
     """As in `Plane`."""
+    criu: str = ""
 
 
 def offer(settings: NodeSettings, directory: Directory) -> Offer:
@@ -41,4 +42,4 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
         for one in declared
     )
     deadlines = {} if settings.drain_ms is None else {"drain": settings.drain_ms / 1000}
-    return Offer(devices=devices, pool_bytes=pool, deadlines=deadlines)
+    return Offer(devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu)

@@ -40,6 +40,8 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     settings_path: str | None = None
     deadlines: dict[str, float] = {}
     """Seconds, by name, of the worker's deadlines that the settings have changed."""
+    criu: str = ""
+    """The CRIU to use, where the settings name one."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 

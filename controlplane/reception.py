@@ -31,6 +31,7 @@ from controlplane.commands import (
     RetireModel,
     Retry,
     ReviseModel,
+    Save,
     Sleep,
     Stop,
     Tick,
@@ -144,7 +145,7 @@ def timely(fleet: Fleet) -> bool:
     return bool(fleet.models or fleet.requests or fleet.instances or fleet.operations or fleet.weights)
 
 
-_OPERATOR = (ApplySettings, Load, RegisterModel, RetireModel, Retry, ReviseModel, Sleep, Stop, CancelRequest)
+_OPERATOR = (ApplySettings, Load, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop, CancelRequest)
 _GATEWAY = (Admit, CancelRequest, CloseGateway, EndRequests, Interrupt, OpenGateway)
 _DESK = (BeginReign, NodeHeard, NodeSilent, Tick)
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Rung(StrEnum):
-    """A place on the ladder, from nothing to serving. `SAVED` and `CHECKPOINT` need images and are not to be had yet."""
+    """A place on the ladder, from nothing to serving. `SAVED` needs images; `CHECKPOINT` a GPU."""
 
     COLD = "cold"
     SAVED = "saved"

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.commands import AnyCommand, ReportEnded, ReportFailed, ReportSlept, ReportStaged, ReportUp
+from controlplane.commands import AnyCommand, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportStaged, ReportUp
 from controlplane.events import InstanceDirected
 from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
@@ -62,6 +62,8 @@ class Reality(msgspec.Struct, kw_only=True):
         engine.rung, engine.grant, engine.cells = e.rung, None, None
         if e.rung is Rung.SLEEP:
             return [ReportSlept(**me, pid=1, took_ms=1, bytes_used=skeleton)]
+        if e.rung is Rung.SAVED:
+            return [ReportSaved(**me, image=f"img_{e.instance}", took_ms=1)]
         del self.engines[e.instance]
         return [ReportEnded(**me, took_ms=1)]
 

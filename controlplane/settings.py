@@ -18,7 +18,7 @@ __all__ = ["DeviceSettings", "NodeSettings", "Settings", "SettingsError", "parse
 
 _DEVICE_LEAST: Final = 1 << 20
 """A cell of a smaller device would be less than 32 pages."""
-_NODE_KEYS: Final = ("pool_bytes", "devices", "drain")
+_NODE_KEYS: Final = ("pool_bytes", "devices", "drain", "criu")
 _FILE_LIMIT: Final = 1 << 20
 
 
@@ -36,6 +36,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSettings, ...] = ()
     drain_ms: int | None = None
     """How long requests may go on running on an engine that is to leave its device; then they are cut."""
+    criu: str = ""
+    """The CRIU to use; empty: whichever is found."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +130,14 @@ def _node(fields: object) -> NodeSettings:
     names = [device.name for device in found]
     if len(set(names)) < len(names):
         raise invalid("node.devices", f"{', '.join(names)}: two devices have one name")
-    return NodeSettings(pool_bytes=pool, devices=found, drain_ms=_drain(fields["drain"]) if "drain" in fields else None)
+    drain = _drain(fields["drain"]) if "drain" in fields else None
+    return NodeSettings(pool_bytes=pool, devices=found, drain_ms=drain, criu=_program(fields.get("criu", "")))
+
+
+def _program(value: object) -> str:
+    if not isinstance(value, str) or (value and not value.startswith("/")) or not value.isprintable():
+        raise invalid("node.criu", f"{value!r} is not the absolute path of a program")
+    return value
 
 
 def _drain(value: object) -> int:

@@ -18,7 +18,9 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
     sleep_ms: int | None = 300_000
     """`up` -> `sleep` after this long without a request."""
     cold_ms: int | None = 1_800_000
-    """`sleep` -> `cold` after this long asleep."""
+    """`sleep` (or `saved`) -> `cold` after this long there."""
+    saved_ms: int | None = None
+    """`sleep` -> `saved` after this long asleep."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -44,6 +44,25 @@ def measure(node: str) -> str:
     return f"node.{node}.measure"
 
 
+def images_of(node: str) -> str:
+    """Request `ImageAsk` -> `ImageDone`: what an operator wants done to a node's skeleton images."""
+    return f"node.{node}.images"
+
+
+class ImageAsk(msgspec.Struct, frozen=True, kw_only=True):
+    verb: str
+    """`verify`, `rm` or `gc`."""
+    image: str = ""
+
+
+class ImageDone(msgspec.Struct, frozen=True, kw_only=True):
+    """`code` is empty when it went well; `images`: those that were checked, or that are gone."""
+
+    images: tuple[str, ...] = ()
+    code: str = ""
+    message: str = ""
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is doing, within a step. Not an event; the latest one counts.
 

@@ -48,6 +48,7 @@ from worker import instancedir, processes, skeleton
 from worker.board import Board
 from worker.deadlines import Deadlines
 from worker.desired import Desired
+from worker.images.cabinet import Cabinet
 from worker.instancedir import InstanceDir, Record
 from worker.keeper import Keeper, left_over
 from worker.life import found
@@ -78,8 +79,15 @@ class Workman:
         self.reporter = Reporter(self, "n1")
         self.stock = Stock(self.shelf, lambda: self.desired, self.reporter.report, board)
         self.locks = Locks(plant.data / "run" / "locks")
+        self.images = Cabinet.open(plant.data, "n1", self.reporter.report)
         site = Site(
-            plane=plant.plane, session=session, locks=self.locks, stock=self.stock, board=board, deadlines=plant.deadlines
+            images=self.images,
+            plane=plant.plane,
+            session=session,
+            locks=self.locks,
+            stock=self.stock,
+            board=board,
+            deadlines=plant.deadlines,
         )
         self.reconciler = Reconciler(site, self.reporter.report)
         self.site = site
@@ -109,8 +117,10 @@ class Workman:
             devices=tuple(DeviceFound(d.device, d.name, d.kind, d.size_bytes) for d in self.plant.plane.devices),
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in described.sets),
+            images=self.images.found(), no_images=self.images.hindrance,
         )  # fmt: skip
         self.plant.order(hello)
+        self.images.begin()
         self.desired = Desired.of(self.plant.fleet, "n1")
         for keeper in keepers:
             self.reconciler.add(keeper)

@@ -18,6 +18,11 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A small Python process: 0.2 s, or ten times ten that on two busy cores."""
     start_engine: float = 10.0
     """The fork alone."""
+    restore: float = 60.0
+    """Compare the image's bytes with their digests, then CRIU: 1.5 s for 2.2 GB. Beyond it there is the cold start."""
+    seek: float = 10.0
+    build: float = 180.0
+    """A dump, a restore and one answer: some seconds, on a slow disk some tens."""
     connect: float = 180.0
     """Imports and the skeleton: torch takes 5-20 s here, vLLM 33-86 s from cold."""
     start_frontend: float = 60.0

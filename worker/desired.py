@@ -12,6 +12,7 @@ from controlplane.events import (
     InstanceDirected,
     InstanceEnded,
     InstanceFailed,
+    InstanceSaved,
     InstanceSlept,
     InstanceUp,
     ModelCleared,
@@ -35,7 +36,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     configuration: str
     directive: Directive | None = None
     grant: Grant | None = None
-    """The cells that go with the directive; set when it says `up`."""
+    """The cells that go with the directive; set when it says `up`, or `saved` and there is an image to prove."""
     answered: bool = False
     """Whether the plane has this worker's report that the directive was reached."""
     reached: Rung = Rung.COLD
@@ -106,6 +107,8 @@ def _apply(desired: Desired, recorded: Recorded) -> Desired:
             return _reached(desired, e.instance, e.directive, Rung.UP)
         case InstanceSlept() as e:
             return _reached(desired, e.instance, e.directive, Rung.SLEEP)
+        case InstanceSaved() as e:
+            return _reached(desired, e.instance, e.directive, Rung.SAVED)
         case InstanceEnded() | InstanceFailed() as e:
             left = desired.instances.delete(e.instance) if e.instance in desired.instances else desired.instances
             return replace(desired, instances=left)

@@ -20,22 +20,26 @@ from typing import Final, assert_never
 import msgspec
 
 from pool.wire import AsyncChannel, close_all
-from worker import processes, tether
+from worker import namespaces, processes, tether
+from worker.census import Census
 from worker.engineport import EnginePort, NotTold
 from worker.holdermessages import (
     Ask,
     Denied,
     DropCells,
+    Dump,
     Held,
     HolderReply,
     HolderRequest,
     Kill,
     Leave,
+    Restore,
     Start,
     TakeCells,
     Tell,
     Told,
 )  # fmt: skip
+from worker.images.surgery import Surgery, SurgeryFailed, children
 from worker.instancedir import Exit, InstanceDir
 from worker.processes import Process
 
@@ -49,18 +53,22 @@ LOOK_S: Final = 1.0
 QUESTION_S: Final = 5.0
 ENVIRONMENT: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
-    "COVERAGE_PROCESS_START",
+    "COVERAGE_PROCESS_START", "ENGINEHOUSE_PLANE",
 )  # fmt: skip
-"""What an engine inherits: nothing secret, nothing of an instance."""
+"""What an engine inherits: nothing secret, nothing of an instance; the last one says which plane it belongs to."""
 
 
 class Holder:
     """State of one holder. `left` is set when it may exit."""
 
-    def __init__(self, directory: InstanceDir, linger_s: float) -> None:
-        self._directory, self._linger_s = directory, linger_s
+    def __init__(self, directory: InstanceDir, linger_s: float, census: Census) -> None:
+        self._directory, self._linger_s, self._census = directory, linger_s, census
         self._port = EnginePort()
+        self._surgery = Surgery(directory, census)
         self._engine: Process | None = None
+        """As the machine knows it; `_inner` is the same process by its pid in here."""
+        self._inner: Process | None = None
+        self._restored = False
         self._exit: Exit | None = None
         self._reaped = asyncio.Event()
         self._cells: TakeCells | None = None
@@ -119,8 +127,8 @@ class Holder:
     async def _answer(self, request: HolderRequest, locks: list[int]) -> HolderReply:
         match request:
             case Start(argv=argv):
-                if self._engine is not None:
-                    return Denied(code="started_already", message=f"an engine was started already, pid {self._engine.pid}")
+                if (denied := self._begin()) is not None:
+                    return denied
                 try:
                     self._start(argv)
                 except OSError as error:
@@ -138,6 +146,12 @@ class Holder:
                     return Told(reply=await self._port.tell(command, deadline_ms / 1000))
                 except NotTold as error:
                     return Denied(code=error.code, message=error.message)
+            case Dump():
+                if (denied := await self._dump(request)) is not None:
+                    return denied
+            case Restore():
+                if (denied := await self._restore(request)) is not None:
+                    return denied
             case Kill(grace_ms=grace_ms):
                 await self._kill(grace_ms / 1000)
             case Leave():
@@ -153,23 +167,67 @@ class Holder:
     def _held(self) -> Held:
         cells = self._cells
         return Held(
-            pid=os.getpid(), engine=self._engine, exit=self._exit, connected=self._port.connected and self._exit is None,
+            pid=self._census.pid, engine=self._engine, exit=self._exit, connected=self._port.connected and self._exit is None,
             grant=cells.grant if cells else None, device=cells.device if cells else None, cells=cells.cells if cells else (),
+            place=str(self._surgery.place), inner_pid=self._inner.pid if self._inner else 0,
+            park_in=str(self._surgery.park_in(self._inner.pid)) if self._inner else "",
         )  # fmt: skip
 
     def _start(self, argv: tuple[str, ...]) -> None:
         log = os.open(self._directory.engine_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
+            if self._census.apart:
+                namespaces.begin_pids_at(namespaces.FIRST_PID)
             child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {"PYTHONUNBUFFERED": "1"},
                 preexec_fn=tether.dying_with_parent(),  # noqa: PLW1509 (this process has one thread)
             )  # fmt: skip
         finally:
             os.close(log)
         child.returncode = 0  # reaped by _reap, not by this object
-        self._engine = processes.identify(child.pid)
+        self._know(child.pid)
+
+    def _know(self, inner: int) -> None:
+        self._inner = processes.identify(inner)
+        self._engine = self._census.outside(inner)
         self._directory.edit(engine=self._engine)
+
+    def _begin(self) -> Denied | None:
+        """Make way for an engine. There is one in a holder's life, but for a restored one that died: a cold one may follow."""
+        if self._engine is not None and not (self._restored and self._exit is not None):
+            return Denied(code="started_already", message=f"an engine was started already, pid {self._engine.pid}")
+        self._engine, self._inner, self._exit, self._restored = None, None, None, False
+        self._reaped.clear()
+        return None
+
+    async def _dump(self, wanted: Dump) -> Denied | None:
+        if self._engine is None or self._inner is None or self._exit is not None:
+            return Denied(code="engine_died", message="there is no engine")
+        before, self._engine = self._engine, None  # its end is meant now: `_reap` must not take it for a death
+        try:
+            await self._surgery.dump(self._port, self._inner.pid, wanted)
+        except NotTold as error:
+            self._engine = before
+            return Denied(code=error.code, message=error.message)
+        except SurgeryFailed as failure:
+            self._engine = before
+            return Denied(code=failure.code, message=failure.message)
+        self._inner = None
+        self._directory.edit(engine=None)
+        return None
+
+    async def _restore(self, wanted: Restore) -> Denied | None:
+        if (denied := self._begin()) is not None:
+            return denied
+        try:
+            await self._surgery.restore(wanted)
+        except SurgeryFailed as failure:
+            return Denied(code=failure.code, message=failure.message)
+        self._know(wanted.pid)
+        self._restored = True
+        self._surgery.release(Path(wanted.place))
+        return None
 
     def _take(self, wanted: TakeCells, locks: list[int]) -> Denied | None:
         if wanted.grant < self._newest:
@@ -190,7 +248,7 @@ class Holder:
         self._cells, self._locks = None, []
 
     async def _kill(self, grace_s: float) -> None:
-        engine = self._engine
+        engine = self._inner
         if engine is None or self._exit is not None:
             return
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
@@ -206,13 +264,14 @@ class Holder:
         with contextlib.suppress(ChildProcessError):
             while (reaped := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, status = reaped
-                if self._engine is not None and pid == self._engine.pid and self._exit is None:
+                self._surgery.reaped(pid, status)
+                if self._engine is not None and self._inner is not None and pid == self._inner.pid and self._exit is None:
                     self._exit = Exit(os.waitstatus_to_exitcode(status), time.time_ns() // 1_000_000)
                     with contextlib.suppress(FileNotFoundError):  # the worker has cleaned up: nobody is left to tell
                         self._directory.edit(exit=self._exit)
                     self._port.lose("engine_died", _death(self._exit))
         if self._exit is not None:
-            left = _children()
+            left = children()
             for pid in left:  # ours and not reaped, so the pid can't mean another
                 os.kill(pid, signal.SIGKILL)
             if not left:
@@ -226,10 +285,6 @@ class Holder:
             if (idle and time.monotonic() - self._asked > self._linger_s) or not self._directory.path.exists():
                 self.left.set()
             self._directory.cut_log(LOG_LIMIT)
-
-
-def _children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()]
 
 
 def _death(end: Exit) -> str:
@@ -250,9 +305,13 @@ def main() -> int:
     except BlockingIOError:
         print(f"{directory.path} has a holder already", file=sys.stderr)  # noqa: T201
         return 3
-    tether.become_subreaper()
-    directory.edit(holder=processes.identify(os.getpid()))
-    asyncio.run(Holder(directory, options.linger_s).serve())
+    census = Census.before()
+    if namespaces.enter(directory.path):
+        census = census.inside()
+    else:
+        tether.become_subreaper()
+    directory.edit(holder=census.myself)
+    asyncio.run(Holder(directory, options.linger_s, census).serve())
     return 0
 
 

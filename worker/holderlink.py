@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -12,11 +13,13 @@ from worker.holdermessages import (
     Ask,
     Denied,
     DropCells,
+    Dump,
     Held,
     HolderReply,
     HolderRequest,
     Kill,
     Leave,
+    Restore,
     Start,
     TakeCells,
     Tell,
@@ -52,9 +55,10 @@ class HolderLink:
         self._decoder: msgspec.msgpack.Decoder[HolderReply] = msgspec.msgpack.Decoder(HolderReply)
 
     async def open(self, *, deadline_s: float, linger_s: float | None = None) -> tuple[Process, Held]:
-        """Start a holder and wait until one answers; return the process that was started, and how things stand.
+        """Start a holder and wait until one answers; return who answers, and how things stand.
 
         When another holder has the directory (an earlier worker started it), the new one steps back and that one answers.
+        In namespaces the process that is started only goes ahead of the holder and ends at once.
         """
         argv = [sys.executable, "-P", "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
         argv += ["--linger-s", str(linger_s)] if linger_s is not None else []
@@ -63,11 +67,18 @@ class HolderLink:
             async with asyncio.timeout(deadline_s):
                 while True:
                     try:
-                        return started, await self.ask()
+                        held = await self.ask()
+                        break
                     except HolderGone:
                         await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise HolderGone(f"the holder did not answer within {deadline_s:g} s of its start") from None
+        if held.pid != started.pid:
+            await processes.gone(started, ANSWER_S)
+        holder = processes.identify(held.pid)
+        if holder is None:
+            raise HolderGone(f"the holder (pid {held.pid}) ended at once")
+        return holder, held
 
     async def ask(self) -> Held:
         return await self._held(Ask())
@@ -81,6 +92,14 @@ class HolderLink:
 
     async def drop_cells(self) -> Held:
         return await self._held(DropCells())
+
+    async def dump(self, criu: str, directory: Path, *, deadline_s: float) -> Held:
+        wanted = Dump(criu=criu, directory=str(directory), deadline_ms=round(deadline_s * 1000))
+        return await self._held(wanted, deadline_s=2 * deadline_s + ANSWER_S)
+
+    async def restore(self, criu: str, directory: Path, *, pid: int, place: str, deadline_s: float) -> Held:
+        wanted = Restore(criu=criu, directory=str(directory), pid=pid, place=place, deadline_ms=round(deadline_s * 1000))
+        return await self._held(wanted, deadline_s=deadline_s + 2 * ANSWER_S)
 
     async def kill(self, grace_s: float) -> Held:
         return await self._held(Kill(grace_ms=round(grace_s * 1000)), deadline_s=grace_s + ANSWER_S)

@@ -35,6 +35,31 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     deadline_ms: int
 
 
+class Dump(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Park the engine, write it to `directory` with `criu`, and end it. Answer: `Held`, without an engine.
+
+    Denied: `engine_died`, `not_connected`, `dump_failed` (the engine is as it was before), `step_deadline`.
+    """
+
+    criu: str
+    directory: str
+    deadline_ms: int
+
+
+class Restore(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Bring the engine of `directory` back; `pid` is its pid in the image, `place` where it looks for its release.
+
+    Answer: `Held`, with the engine. Denied: `started_already`, `pid_taken`, `restore_failed`, `step_deadline`; whatever had
+    come to life by then has been ended.
+    """
+
+    criu: str
+    directory: str
+    pid: int
+    place: str
+    deadline_ms: int
+
+
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the engine: SIGTERM, SIGKILL after `grace_ms` (0: at once), reap it and whatever it left behind."""
 
@@ -62,6 +87,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The grant whose cells are held."""
     device: str | None = None
     cells: tuple[int, ...] = ()
+    place: str = ""
+    """The instance's directory, as the engine sees it."""
+    inner_pid: int = 0
+    """The engine's pid in the holder's own pid namespace; 0: there is none."""
+    park_in: str = ""
+    """The directory in which an engine of this holder waits for its release."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -73,5 +104,5 @@ class Denied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
 
 
-HolderRequest = Start | TakeCells | DropCells | Tell | Kill | Leave | Ask
+HolderRequest = Start | TakeCells | DropCells | Tell | Dump | Restore | Kill | Leave | Ask
 HolderReply = Held | Told | Denied

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from controlplane.commands import ReportEnded, ReportFailed, ReportSlept, ReportUp
+from controlplane.commands import ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportUp
 from controlplane.events import Step
 from controlplane.rungs import Rung
 from worker import skeleton, steps
@@ -20,7 +20,7 @@ from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.local import LocalInstance
 from worker.occupancy import used_bytes
-from worker.plan import ABANDONABLE, EngineState, Move, StepName, plan
+from worker.plan import ABANDONABLE, EngineState, Move, Observed, StepName, plan
 from worker.report import Report
 from worker.site import Site
 
@@ -56,6 +56,7 @@ class Keeper:
             return
         if _number(wanted) != _number(self._wanted):
             self._began, self._steps, self._check = time.monotonic(), [], "skipped"
+            self.local.restored_from = None
         self._wanted = wanted
         self._changed.set()
 
@@ -132,12 +133,16 @@ class Keeper:
 
     def _lost(self, rung: Rung) -> tuple[str, str] | None:
         seen = self.local.seen
+        if rung is Rung.SAVED and seen.kept is not None:
+            return None  # it is on disk: its process was to end in any case
         if self.local.lost is not None:
             return self.local.lost
         if seen.engine is EngineState.DEAD:
             return ("engine_died" if seen.holder else "holder_died"), "it had ended when this worker looked"
         if rung is Rung.SLEEP and seen.engine is EngineState.ABSENT:
             return "lost", "there is no process that could be put to sleep"
+        if rung is Rung.SAVED and seen.sought and seen.kept is None and not self._running:
+            return _unsavable(self._wanted, seen)
         return None
 
     def _settle(self, wanted: Wanted | None, rung: Rung) -> bool:
@@ -158,6 +163,11 @@ class Keeper:
         node, took_ms = self._site.plane.node, round((time.monotonic() - self._began) * 1000)
         if rung is Rung.COLD:
             return ReportEnded(node=node, instance=wanted.instance, directive=d.number, took_ms=took_ms)
+        if rung is Rung.SAVED:
+            return ReportSaved(
+                node=node, instance=wanted.instance, directive=d.number, image=local.seen.kept or "", took_ms=took_ms,
+                steps=tuple(self._steps),
+            )  # fmt: skip
         record, state = local.record, local.engine_state
         pid = record.engine.pid if record.engine else 0
         used = used_bytes(state) if state else 0
@@ -171,7 +181,7 @@ class Keeper:
             node=node, instance=wanted.instance, directive=d.number, model=d.model, revision=d.revision,
             weight_set=local.seen.attached or "", grant=d.grant or 0, endpoint=local.frontend.endpoint(record.port), pid=pid,
             took_ms=took_ms, bytes_mapped=state.bytes_mapped if state else 0, bytes_used=used, check=self._check,
-            steps=tuple(self._steps),
+            image=local.restored_from, steps=tuple(self._steps),
         )  # fmt: skip
 
     async def _fail(self, wanted: Wanted, step: str, code: str, message: str) -> None:
@@ -203,6 +213,16 @@ class Keeper:
             task = self._running.pop(move)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def _unsavable(wanted: Wanted | None, seen: Observed) -> tuple[str, str] | None:
+    """Why a skeleton that is not on disk can't be put there now; None: it can."""
+    d = wanted.directive if wanted is not None else None
+    if seen.engine is not EngineState.CONNECTED:
+        return "lost", "there is no process that could be saved, and no image of it"
+    if d is None or (d.grant is None and seen.grant is None):
+        return "no_image", "its image can't be used any more, and it was given no place to prove another one"
+    return None
 
 
 def _number(wanted: Wanted | None) -> int | None:

@@ -31,6 +31,8 @@ from worker.desired import Desired
 from worker.failure import StepFailed
 from worker.frontend.chat import count_tokens
 from worker.frontend.request import Invalid
+from worker.images.cabinet import Cabinet
+from worker.images.orders import answer_about_images
 from worker.keeper import Keeper, left_over
 from worker.local import LocalInstance
 from worker.locks import Locks
@@ -60,7 +62,10 @@ class Life:
         self._reporter = Reporter(bus, plane.node)
         self._stock = Stock(self._shelf, lambda: self.desired, self._reporter.report, board)
         locks = Locks(Path(plane.data) / "run" / "locks")
-        self._site = Site(plane=plane, session=session, locks=locks, stock=self._stock, board=board, deadlines=deadlines)
+        self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu)
+        self._site = Site(
+            plane=plane, session=session, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines
+        )
         self.reconciler = Reconciler(self._site, self._reporter.report)
         self._incarnation = ids.new(ids.INCARNATION)
         self._measurements: set[asyncio.Task[None]] = set()
@@ -75,6 +80,7 @@ class Life:
             self.reconciler.add(keeper)
         self._act()
         await self._bus.nc.subscribe(subjects.measure(self._plane.node), cb=self._measure)
+        await self._bus.nc.subscribe(subjects.images_of(self._plane.node), cb=self._images_asked)
         beating = asyncio.create_task(beats.run(), name="beats")
         try:
             await self._follow()
@@ -116,9 +122,11 @@ class Life:
             devices=tuple(DeviceFound(d.device, d.name, d.kind, d.size_bytes) for d in plane.devices),
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
+            images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
         answer = await _insist(lambda: self._bus.command(subjects.command_node(plane.node), order))
+        self._images.begin()
         log.info("hello", incarnation=self._incarnation, position=getattr(answer, "position", 0))
 
     async def _pool(self) -> Described | None:
@@ -143,6 +151,11 @@ class Life:
     def _act(self) -> None:
         self.reconciler.follow(self.desired)
         self._stock.follow()
+
+    async def _images_asked(self, message: Msg) -> None:
+        task = asyncio.create_task(answer_about_images(self._images, message))
+        self._measurements.add(task)
+        task.add_done_callback(self._measurements.discard)
 
     async def _measure(self, message: Msg) -> None:
         task = asyncio.create_task(self._measured(message))

@@ -43,6 +43,8 @@ class LocalInstance:
         """Set while processes are ended on purpose: their ends are no news."""
         self.moved = False
         """Set when the frontend had to be started on another port than the plane was told."""
+        self.restored_from: str | None = None
+        """The image from which the engine came back in this climb."""
         self.restaged = 0
         """How often the staged set had left the pool before it was attached."""
         self._poke = poke
@@ -131,6 +133,11 @@ class LocalInstance:
         if (old := self._watches.get(role)) is not None:
             old.cancel()
         self._watches[role] = asyncio.create_task(self._watched(role, process), name=f"{self.instance}:{role}")
+
+    def unwatch(self, role: str) -> None:
+        """A process's end is meant."""
+        if (task := self._watches.pop(role, None)) is not None:
+            task.cancel()
 
     async def _watched(self, role: str, process: Process) -> None:
         await processes.gone(process)

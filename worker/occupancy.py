@@ -104,7 +104,7 @@ async def wake(local: LocalInstance, goal: Goal, wanted: Wanted) -> None:
     state = await local.tell(Wake(model=goal.model), local.site.deadlines.wake)
     local.directory.edit(woken=(goal.model, goal.revision))
     local.take(state)
-    local.note(woken_for=goal, drained=False)
+    local.note(woken_for=goal, drained=False, sought=False, kept=None)
     if not state.awake:
         raise StepFailed("failed", "the engine answered the wake and is not awake")
     used, grant = used_bytes(state), wanted.grant

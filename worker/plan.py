@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from controlplane.fleet import Directive
 from controlplane.rungs import Rung
 from worker.desired import Wanted
 
@@ -20,6 +21,12 @@ class StepName(StrEnum):
     """Have its weights in the pool."""
     START_HOLDER = "start_holder"
     START_ENGINE = "start_engine"
+    RESTORE = "restore"
+    """Bring the engine back from its image. If that fails, a cold start follows within the same climb."""
+    SEEK = "seek"
+    """Look whether the skeleton is on disk already."""
+    BUILD = "build"
+    """Write it there, bring it back once, compare a known answer, publish."""
     CONNECT = "connect"
     START_FRONTEND = "start_frontend"
     TAKE_CELLS = "take_cells"
@@ -91,6 +98,11 @@ class Observed(Struct, frozen=True, kw_only=True):
     serving: Served | None = None
     grant: int | None = None
     """The grant whose cells the holder has."""
+    image: str | None = None
+    """An image that the engine may be restored from."""
+    sought: bool = False
+    kept: str | None = None
+    """The image that holds this skeleton, once it has been looked for or built."""
     prepared: Goal | None = None
     staged: tuple[Goal, str] | None = None
     """The weight set that was last staged, and for which model."""
@@ -108,8 +120,11 @@ def plan(wanted: Wanted | None, seen: Observed) -> tuple[Move, ...]:
             return _to_sleep(seen)
         case Rung.COLD:
             return _to_cold(seen)
-        case Rung.SAVED | Rung.CHECKPOINT as rung:
-            raise NotImplementedError(f"{rung} needs images; the decider does not direct there")
+        case Rung.SAVED:
+            assert wanted is not None
+            return _to_saved(wanted, seen)
+        case Rung.CHECKPOINT as rung:
+            raise NotImplementedError(f"{rung} needs CUDA; the decider does not direct there")
 
 
 def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
@@ -145,7 +160,7 @@ def _skeleton(seen: Observed, goal: Goal) -> list[Move]:
         moves.append(Move(StepName.START_HOLDER))
     elif seen.engine is EngineState.ABSENT:
         if seen.prepared == goal:
-            moves.append(Move(StepName.START_ENGINE))
+            moves.append(Move(StepName.RESTORE if seen.image else StepName.START_ENGINE))
     elif seen.engine is EngineState.STARTING:
         moves.append(Move(StepName.CONNECT))
     return moves
@@ -190,6 +205,40 @@ def _to_sleep(seen: Observed) -> tuple[Move, ...]:
     if not seen.verified:
         return (Move(StepName.VERIFY),)
     return (Move(StepName.DROP_CELLS),) if seen.grant is not None else ()
+
+
+def _to_saved(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
+    """Asleep first, then on disk, and only when that is proved is the process ended."""
+    d = wanted.directive
+    assert d is not None
+    if not seen.present and (wanted.answered or seen.kept is not None):
+        return ()
+    if seen.engine is EngineState.STARTING:
+        return (Move(StepName.CONNECT),)
+    if moves := _leave(seen):
+        return tuple(moves)
+    if not seen.verified:
+        return (Move(StepName.VERIFY),)
+    if not seen.sought:
+        return (Move(StepName.SEEK),)
+    if seen.kept is None:
+        return _to_image(d, seen)
+    if seen.grant is not None:
+        return (Move(StepName.DROP_CELLS),)
+    if seen.engine is EngineState.CONNECTED:
+        return (Move(StepName.END_ENGINE),)
+    return (Move(StepName.CLEAR),)
+
+
+def _to_image(d: Directive, seen: Observed) -> tuple[Move, ...]:
+    """A new image is proved with the weights that were mapped last, so these and their cells are needed once more."""
+    assert d.model is not None
+    goal = Goal(d.model, d.revision)
+    if moves := _ready(seen, goal, mapped=False):
+        return tuple(moves)
+    if seen.grant is None:
+        return (Move(StepName.TAKE_CELLS, grant=d.grant),)
+    return (Move(StepName.BUILD, goal),)
 
 
 def _to_cold(seen: Observed) -> tuple[Move, ...]:

@@ -19,7 +19,12 @@ from controlplane.commands import (
     ReportDropped,
     ReportEnded,
     ReportFailed,
+    ReportImageBuilt,
+    ReportImageFailed,
+    ReportImageRefused,
+    ReportImageRemoved,
     ReportModel,
+    ReportSaved,
     ReportSlept,
     ReportStaged,
     ReportUnusable,
@@ -27,7 +32,9 @@ from controlplane.commands import (
 )
 from controlplane.refusal import Code, Refused
 
-Report = ReportUp | ReportSlept | ReportEnded | ReportFailed | ReportModel | ReportUnusable | ReportStaged | ReportDropped
+OfInstance = ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed
+OfImage = ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
+Report = OfInstance | OfImage | ReportModel | ReportUnusable | ReportStaged | ReportDropped
 
 FIRST_WAIT_S: Final = 0.1
 LONGEST_WAIT_S: Final = 2.0
@@ -100,8 +107,10 @@ class Reporter:
 
 def _subject(body: Report) -> str:
     match body:
-        case ReportUp() | ReportSlept() | ReportEnded() | ReportFailed():
+        case ReportUp() | ReportSlept() | ReportSaved() | ReportEnded() | ReportFailed():
             return body.instance
+        case ReportImageBuilt() | ReportImageRefused() | ReportImageFailed() | ReportImageRemoved():
+            return f"image:{body.image}"
         case ReportModel() | ReportUnusable():
             return f"model:{body.model}"
         case ReportStaged() | ReportDropped():
@@ -114,7 +123,7 @@ def _id(node: str, body: AnyCommand) -> str:
     match body:
         case ReportUp():
             parts = (node, body.instance, str(body.directive), "up", body.endpoint, str(body.pid))
-        case ReportSlept() | ReportEnded() | ReportFailed():
+        case ReportSlept() | ReportSaved() | ReportEnded() | ReportFailed():
             parts = (node, body.instance, str(body.directive), type(body).__name__)
         case _:
             return ids.new(ids.COMMAND)

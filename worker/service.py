@@ -73,14 +73,20 @@ class Service:
         """Admit requests for what the body names (fields of `frontend.serving.Serving`)."""
         return await self._call("PUT", "/serving", port, deadline_s=deadline_s, body=what)
 
+    async def read_ahead(self, port: int, source: Path, *, deadline_s: float) -> Status:
+        """Have it begin to load a model's tokenizer, while the engine is still on its way."""
+        return await self._call("PUT", "/source", port, deadline_s=deadline_s, data=str(source).encode())
+
     async def stop_serving(self, port: int, *, deadline_s: float, abort: bool = False) -> Status:
         """Admit nothing more; `abort` also ends what still runs, with a typed error to its callers."""
         return await self._call("DELETE", "/serving?abort=1" if abort else "/serving", port, deadline_s=deadline_s)
 
-    async def _call(self, method: str, path: str, port: int, *, deadline_s: float, body: object = None) -> Status:
+    async def _call(
+        self, method: str, path: str, port: int, *, deadline_s: float, body: object = None, data: bytes | None = None
+    ) -> Status:
         headers = {"Authorization": f"Bearer {self._plane.node_token}"}
         timeout = aiohttp.ClientTimeout(total=deadline_s)
-        data = None if body is None else msgspec.json.encode(body)
+        data = msgspec.json.encode(body) if body is not None else data
         try:
             async with self._session.request(
                 method, self.endpoint(port) + path, data=data, headers=headers, timeout=timeout

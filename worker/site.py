@@ -9,6 +9,7 @@ from msgspec import Struct
 from controlplane.plane import Plane
 from worker.board import Board
 from worker.deadlines import DEFAULT, Deadlines
+from worker.images.cabinet import Cabinet
 from worker.locks import Locks
 from worker.stock import Stock
 
@@ -21,6 +22,7 @@ class Site(Struct, frozen=True, kw_only=True):
     locks: Locks
     stock: Stock
     board: Board
+    images: Cabinet
     deadlines: Deadlines = DEFAULT
 
     @property

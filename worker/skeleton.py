@@ -30,15 +30,10 @@ log = structlog.get_logger("skeleton")
 async def start_holder(local: LocalInstance) -> None:
     """Raises StepFailed (`start_failed`)."""
     try:
-        started, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder)
+        holder, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder)
     except HolderGone as error:
         words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
         raise StepFailed("start_failed", f"{error}; it said: {words or 'nothing'}") from error
-    holder = processes.identify(held.pid)
-    if holder is None:
-        raise StepFailed("holder_died", f"the holder (pid {held.pid}) ended at once")
-    if held.pid != started.pid:
-        await processes.gone(started)  # it found the other one and stepped back
     local.watch("holder", holder)
     local.note(holder=True, present=True, grant=held.grant)
 
@@ -86,10 +81,10 @@ async def connect(local: LocalInstance) -> None:
 
 
 async def end_engine(local: LocalInstance) -> None:
-    """Ask it to shut down, then SIGTERM, then SIGKILL. Its death is the check."""
+    """Ask it to shut down, then SIGTERM, then SIGKILL; at once when it is on disk. Its death is the check."""
     local.ending = True
-    grace_s = local.site.deadlines.end_engine
-    if local.seen.engine is EngineState.CONNECTED:
+    grace_s = 0 if local.seen.kept else local.site.deadlines.end_engine
+    if grace_s and local.seen.engine is EngineState.CONNECTED:
         try:
             await local.tell(Shutdown(), grace_s)
         except StepFailed as failure:

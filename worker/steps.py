@@ -9,8 +9,9 @@ from controlplane.events import Step
 from worker import occupancy, processes, skeleton
 from worker.desired import Wanted
 from worker.failure import StepFailed
+from worker.images import steps as images
 from worker.local import LocalInstance
-from worker.plan import Goal, Move, Served, StepName
+from worker.plan import EngineState, Goal, Move, Served, StepName
 from worker.service import FrontendGone
 
 
@@ -42,7 +43,12 @@ async def run(local: LocalInstance, wanted: Wanted | None, move: Move) -> Done:
 async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move) -> tuple[int, str]:
     match move.step:
         case StepName.CLEAR:
+            kept = local.seen.kept
             await skeleton.clear(local)
+            local.note(kept=kept, sought=kept is not None)
+        case StepName.SEEK:
+            assert wanted is not None
+            await images.seek(local, wanted)
         case StepName.END_ENGINE:
             await skeleton.end_engine(local)
         case StepName.STOP_SERVING:
@@ -69,11 +75,12 @@ async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move) ->
 async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int, str]:
     if not local.seen.present:
         local.directory.create(wanted.configuration)
-        local.note(present=True)
+        local.note(present=True, kept=None, sought=False)
+        local.ending, local.lost = False, None  # it may have been here before, and saved
     match move.step:
         case StepName.PREPARE:
             assert move.goal is not None
-            await _prepare(local, move.goal)
+            await _prepare(local, wanted, move.goal)
         case StepName.STAGE:
             assert move.goal is not None
             return await _stage(local, move.goal), ""
@@ -81,6 +88,11 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
             await skeleton.start_holder(local)
         case StepName.START_ENGINE:
             await skeleton.start_engine(local)
+        case StepName.RESTORE:
+            return await images.restore(local, wanted), ""
+        case StepName.BUILD:
+            assert move.goal is not None
+            return await images.build(local, move.goal, wanted)
         case StepName.START_FRONTEND:
             await _start_frontend(local)
         case StepName.TAKE_CELLS:
@@ -98,7 +110,7 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
             await _serve(local, move.goal, move.grant)
         case (
             StepName.CLEAR | StepName.END_ENGINE | StepName.STOP_SERVING | StepName.DRAIN | StepName.SLEEP | StepName.DETACH
-            | StepName.VERIFY | StepName.DROP_CELLS | StepName.CONNECT
+            | StepName.VERIFY | StepName.DROP_CELLS | StepName.CONNECT | StepName.SEEK
         ):  # fmt: skip
             raise AssertionError("carried out above")
         case _ as unreachable:
@@ -120,11 +132,16 @@ async def _start_frontend(local: LocalInstance) -> None:
         local.moved = True
     local.watch("frontend", process)
     local.note(frontend=True, serving=None)
+    if local.shelved is not None:
+        await local.frontend.read_ahead(local.record.port, local.shelved.source, deadline_s=deadline_s)
 
 
-async def _prepare(local: LocalInstance, goal: Goal) -> None:
+async def _prepare(local: LocalInstance, wanted: Wanted, goal: Goal) -> None:
     local.shelved = await local.site.stock.prepared(goal, _progress(local, StepName.PREPARE))
-    local.note(prepared=goal)
+    found = None
+    if local.seen.engine is EngineState.ABSENT:
+        found = await asyncio.to_thread(local.site.images.find, wanted.configuration, local.shelved.model.spec.engine)
+    local.note(prepared=goal, image=found.image if found is not None else None)
 
 
 async def _stage(local: LocalInstance, goal: Goal) -> int:

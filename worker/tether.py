@@ -31,6 +31,13 @@ def dying_with_parent() -> Callable[[], None]:
     return bind
 
 
+def die_with(parent: int) -> None:
+    """Tie the calling process to its parent `parent`, by whom it was not started. It ends here if that one is dead."""
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()

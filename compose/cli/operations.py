@@ -1,4 +1,4 @@
-"""`load`, `sleep`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
+"""`load`, `sleep`, `save`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
 
 import time
 from pathlib import Path
@@ -61,5 +61,6 @@ def _follow(client: Client, accepted: dict[str, Any], title: str, timeout_s: flo
 
 load = _operation("load", "Bring a model up: its engine started, its weights mapped.")
 sleep = _operation("sleep", "Take a model off its device; its engine stays, so that it comes back quickly.")
+save = _operation("save", "Take a model's engines to disk: no process is left, and they come back in seconds.")
 stop = _operation("stop", "End the engines that serve a model, after the requests that run.")
 retry = _operation("retry", "End a model's back-off, or its rejection, and try again now.")

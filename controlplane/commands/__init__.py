@@ -7,11 +7,17 @@ from controlplane.commands.gateway import Admit, CancelRequest, CloseGateway, En
 from controlplane.commands.node import (
     DeviceFound,
     Hello,
+    ImageFound,
     InstanceFound,
     ReportDropped,
     ReportEnded,
     ReportFailed,
+    ReportImageBuilt,
+    ReportImageFailed,
+    ReportImageRefused,
+    ReportImageRemoved,
     ReportModel,
+    ReportSaved,
     ReportSlept,
     ReportStaged,
     ReportUnusable,
@@ -24,6 +30,7 @@ from controlplane.commands.operator import (
     RetireModel,
     Retry,
     ReviseModel,
+    Save,
     Sleep,
     Stop,
 )
@@ -31,9 +38,10 @@ from controlplane.commands.operator import (
 AnyCommand = (
     BeginReign | Tick | NodeSilent | NodeHeard
     | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
-    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Stop | Retry
+    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Save | Stop | Retry
     | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped
-    | ReportUp | ReportSlept | ReportEnded | ReportFailed
+    | ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed
+    | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
 )  # fmt: skip
 
 
@@ -52,7 +60,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "CloseGateway", "DeviceFound", "End",
-    "EndRequests", "Hello", "InstanceFound", "Interrupt", "Load", "NodeHeard", "NodeSilent", "OpenGateway", "Order",
-    "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportModel", "ReportSlept", "ReportStaged",
-    "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Sleep", "Stop", "Tick",
+    "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "NodeHeard", "NodeSilent", "OpenGateway",
+    "Order", "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt", "ReportImageFailed",
+    "ReportImageRefused", "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
+    "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

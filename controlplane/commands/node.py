@@ -23,6 +23,16 @@ class InstanceFound(msgspec.Struct, frozen=True):
     grant: int | None
 
 
+class ImageFound(msgspec.Struct, frozen=True):
+    """An image on the node's disk when its worker started."""
+
+    image: str
+    configuration: str
+    size_bytes: int
+    usable: bool = True
+    """False: something that it depends on has changed."""
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker starts (new incarnation) or reconnects (same one).
 
@@ -37,6 +47,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     devices: tuple[DeviceFound, ...]
     instances: tuple[InstanceFound, ...] = ()
     weight_sets: tuple[str, ...] = ()
+    images: tuple[ImageFound, ...] = ()
+    no_images: str = ""
+    """Why engines can't be saved to disk here; empty: they can."""
     version: str = ""
 
 
@@ -93,6 +106,7 @@ class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_mapped: int
     bytes_used: int
     check: str = "skipped"
+    image: str | None = None
     steps: tuple[Step, ...] = ()
 
 
@@ -104,6 +118,50 @@ class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     took_ms: int
     bytes_used: int
     steps: tuple[Step, ...] = ()
+
+
+class ReportSaved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """On disk, as directed; no process is left."""
+
+    node: str
+    instance: str
+    directive: int
+    image: str
+    took_ms: int
+    steps: tuple[Step, ...] = ()
+
+
+class ReportImageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    configuration: str
+    size_bytes: int
+    took_ms: int
+    proof: str
+    fingerprint: dict[str, str]
+
+
+class ReportImageRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    configuration: str
+    code: str
+    message: str
+
+
+class ReportImageFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    configuration: str
+    step: str
+    code: str
+    message: str
+
+
+class ReportImageRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    node: str
+    image: str
+    code: str
 
 
 class ReportEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):

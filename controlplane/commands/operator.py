@@ -37,6 +37,12 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: str
 
 
+class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take a model's instances to disk: no process is left, and they come back in seconds. Requests are drained first."""
+
+    model: str
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the processes of the instances that serve this model, or last did: `cold`. Running requests are drained first."""
 

@@ -20,7 +20,12 @@ from controlplane.commands import (
     ReportDropped,
     ReportEnded,
     ReportFailed,
+    ReportImageBuilt,
+    ReportImageFailed,
+    ReportImageRefused,
+    ReportImageRemoved,
     ReportModel,
+    ReportSaved,
     ReportSlept,
     ReportStaged,
     ReportUnusable,
@@ -28,11 +33,12 @@ from controlplane.commands import (
     RetireModel,
     Retry,
     ReviseModel,
+    Save,
     Sleep,
     Stop,
     Tick,
 )
-from controlplane.decisions import admission, lifecycle, membership, operations, registry, timers
+from controlplane.decisions import admission, images, lifecycle, membership, operations, registry, timers
 from controlplane.decisions.draft import Decision, Draft
 from controlplane.fleet.state import Fleet
 
@@ -63,6 +69,16 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             lifecycle.up(draft, command)
         case ReportSlept() as command:
             lifecycle.slept(draft, command)
+        case ReportSaved() as command:
+            lifecycle.saved(draft, command)
+        case ReportImageBuilt() as command:
+            images.built(draft, command)
+        case ReportImageRefused() as command:
+            images.refused(draft, command)
+        case ReportImageFailed() as command:
+            images.failed(draft, command)
+        case ReportImageRemoved() as command:
+            images.removed(draft, command)
         case ReportEnded() as command:
             lifecycle.ended(draft, command)
         case ReportFailed() as command:
@@ -75,6 +91,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             operations.load(draft, command)
         case Sleep() as command:
             operations.sleep(draft, command)
+        case Save() as command:
+            operations.save(draft, command)
         case Stop() as command:
             operations.stop(draft, command)
         case Retry() as command:

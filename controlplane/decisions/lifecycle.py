@@ -1,6 +1,6 @@
 """What workers report of their instances and weights. A repeated report changes nothing; a stale one is refused."""
 
-from controlplane.commands import ReportDropped, ReportEnded, ReportFailed, ReportSlept, ReportStaged, ReportUp
+from controlplane.commands import ReportDropped, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportStaged, ReportUp
 from controlplane.decisions import endings, operations
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import CLIMBS, MEASURED_ANEW, back_off_ms
@@ -10,6 +10,7 @@ from controlplane.events import (
     GrantReturned,
     InstanceEnded,
     InstanceFailed,
+    InstanceSaved,
     InstanceSlept,
     InstanceUp,
     ModelCleared,
@@ -36,7 +37,7 @@ def up(draft: Draft, report: ReportUp) -> None:
             node=report.node, instance=report.instance, directive=report.directive, model=report.model,
             revision=report.revision, weight_set=report.weight_set, grant=report.grant, endpoint=report.endpoint,
             pid=report.pid, took_ms=report.took_ms, bytes_mapped=report.bytes_mapped, bytes_used=report.bytes_used,
-            check=report.check, steps=report.steps,
+            check=report.check, image=report.image, steps=report.steps,
         ),
         operation=directive.operation, because=directive.number,
     )  # fmt: skip
@@ -67,6 +68,21 @@ def slept(draft: Draft, report: ReportSlept) -> None:
     _settled(draft)
 
 
+def saved(draft: Draft, report: ReportSaved) -> None:
+    instance, directive = _answered(draft, report, Rung.SAVED)
+    if instance.directive_settled:
+        return
+    draft.emit(
+        InstanceSaved(
+            node=report.node, instance=report.instance, directive=report.directive, image=report.image, took_ms=report.took_ms,
+            steps=report.steps,
+        ),
+        operation=directive.operation, because=directive.number,
+    )  # fmt: skip
+    _return_grant(draft, instance, directive.operation)
+    _settled(draft)
+
+
 def ended(draft: Draft, report: ReportEnded) -> None:
     """Cold and gone. A later order to go cold than the one that the worker answers asks for the same."""
     instance = draft.fleet.instances.get(report.instance)
@@ -92,6 +108,9 @@ def failed(draft: Draft, report: ReportFailed) -> None:
     if instance.node != report.node or directive is None or report.directive > directive.number:
         raise _stale(report)
     lose(draft, instance, step=report.step, code=report.code, message=report.message)
+    asked = draft.fleet.operations.get(directive.operation or "")
+    if asked is not None and asked.kind == "save":
+        fail(draft, asked, report.code, report.message)  # for a sleep or a stop, gone is good enough
     if directive.rung is Rung.UP and not instance.directive_settled and directive.model is not None:
         set_back(
             draft, directive.model, directive.revision, code=report.code, message=report.message, operation=directive.operation
@@ -151,7 +170,7 @@ def dropped(draft: Draft, report: ReportDropped) -> None:
     advance(draft)
 
 
-def _answered(draft: Draft, report: ReportUp | ReportSlept, rung: Rung) -> tuple[Instance, Directive]:
+def _answered(draft: Draft, report: ReportUp | ReportSlept | ReportSaved, rung: Rung) -> tuple[Instance, Directive]:
     """The instance and the directive that the report answers. Raises Refused (STALE) when that is not its last one."""
     instance = draft.fleet.instances.get(report.instance)
     directive = instance.directive if instance else None
@@ -162,7 +181,7 @@ def _answered(draft: Draft, report: ReportUp | ReportSlept, rung: Rung) -> tuple
     return instance, directive
 
 
-def _stale(report: ReportUp | ReportSlept | ReportEnded | ReportFailed) -> Refused:
+def _stale(report: ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed) -> Refused:
     message = f"directive {report.directive} of {report.instance} has been superseded, or the instance is gone"
     return Refused(Code.STALE, message, instance=report.instance, directive=report.directive)
 

@@ -10,6 +10,8 @@ from controlplane.events import (
     DeviceWithdrawn,
     GatewayClosed,
     GatewayOpened,
+    ImageBuilt,
+    ImageRemoved,
     ModelCleared,
     NodeFellSilent,
     NodeHeardAgain,
@@ -33,13 +35,14 @@ def hello(draft: Draft, command: Hello) -> None:
         draft.emit(
             NodeJoined(
                 node=command.node, address=command.address, incarnation=command.incarnation, boot=command.boot,
-                pool_budget_bytes=command.pool_budget_bytes, version=command.version,
+                pool_budget_bytes=command.pool_budget_bytes, version=command.version, no_images=command.no_images,
             )
         )  # fmt: skip
     elif known is not None and not known.heard:
         draft.emit(NodeHeardAgain(node=command.node))
     _instances(draft, command)
     _devices(draft, command)
+    _images(draft, command)
     for weights in draft.fleet.weights.values():
         if weights.node == command.node and weights.weight_set not in command.weight_sets:
             draft.emit(WeightsDropped(node=command.node, weight_set=weights.weight_set, code="lost"))
@@ -51,18 +54,34 @@ def hello(draft: Draft, command: Hello) -> None:
 
 
 def _joins(known: Node | None, command: Hello) -> bool:
-    return known is None or (known.address, known.incarnation, known.boot, known.pool_budget_bytes, known.version) != (
-        command.address, command.incarnation, command.boot, command.pool_budget_bytes, command.version,
-    )  # fmt: skip
+    fields = ("address", "incarnation", "boot", "pool_budget_bytes", "version", "no_images")
+    return known is None or any(getattr(known, field) != getattr(command, field) for field in fields)
 
 
 def _instances(draft: Draft, command: Hello) -> None:
-    """What was there (asleep or up) and was not found is lost. What is still cold has not begun: its worker will see to it."""
+    """What was there (asleep or up) and was not found is lost.
+
+    What is still cold has not begun, and what is saved has no process: its worker will see to it.
+    """
     found = {instance.instance for instance in command.instances}
     for instance in draft.fleet.instances.values():
-        if instance.node == command.node and instance.rung is not Rung.COLD and instance.instance not in found:
+        if instance.node == command.node and instance.rung not in (Rung.COLD, Rung.SAVED) and instance.instance not in found:
             message = f"{instance.instance} was not found on {command.node} when its worker looked"
             lifecycle.lose(draft, instance, step="adopt", code="lost", message=message)
+
+
+def _images(draft: Draft, command: Hello) -> None:
+    """What is on disk and may be used. One that has failed stays known until somebody acts."""
+    found = {image.image for image in command.images}
+    for image in draft.fleet.images.values():
+        if image.node == command.node and image.image not in found and image.state == "ok":
+            draft.emit(ImageRemoved(node=command.node, image=image.image, code="lost"))
+    for there in command.images:
+        known = draft.fleet.images.get(there.image)
+        if known is None or (known.state == "refused" and there.usable):
+            draft.emit(
+                ImageBuilt(node=command.node, image=there.image, configuration=there.configuration, size_bytes=there.size_bytes)
+            )
 
 
 def _devices(draft: Draft, command: Hello) -> None:

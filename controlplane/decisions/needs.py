@@ -123,5 +123,5 @@ def held_bytes(instance: Instance) -> int:
     The promise is the directive's own: the model may have been revised since.
     """
     directive = instance.directive
-    climbing = directive is not None and directive.rung is Rung.UP and not instance.directive_settled
+    climbing = directive is not None and directive.rung in (Rung.UP, Rung.SAVED) and not instance.directive_settled
     return max(instance.bytes_used, directive.need_bytes) if directive is not None and climbing else instance.bytes_used

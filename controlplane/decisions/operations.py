@@ -1,14 +1,15 @@
-"""What operators ask for: load, sleep, stop, retry. Each is an operation until the state is as asked, or can't be."""
+"""What operators ask for: load, sleep, save, stop, retry. Each is an operation until the state is as asked, or can't be."""
 
 from controlplane import ids
-from controlplane.commands import Load, Retry, Sleep, Stop
-from controlplane.decisions import standing
+from controlplane.commands import Load, Retry, Save, Sleep, Stop
+from controlplane.decisions import images, standing
 from controlplane.decisions.admission import check_servable, known
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads, succeed
 from controlplane.events import InstanceDirected, ModelCleared, OperationRequested
 from controlplane.fleet.members import Instance, Operation
+from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
 
@@ -30,6 +31,15 @@ def sleep(draft: Draft, command: Sleep) -> None:
     _descend(draft, command.model, "sleep", "was not up")
 
 
+def save(draft: Draft, command: Save) -> None:
+    """Down to disk: no process is left, and the next request brings it back from there."""
+    model = known(draft.fleet, command.model)
+    for instance in draft.fleet.instances.values():
+        if instance.model == model.model and (why := images.hindrance(draft.fleet, instance)) is not None:
+            raise Refused(Code.NOT_AVAILABLE, why[1], reason=why[0], instance=instance.instance)
+    _descend(draft, command.model, "save", "no skeleton was there that could be saved")
+
+
 def stop(draft: Draft, command: Stop) -> None:
     """Down to nothing. It breaks into a climb as well."""
     _descend(draft, command.model, "stop", "no process was there")
@@ -48,9 +58,9 @@ def retry(draft: Draft, command: Retry) -> None:
 
 
 def pursue(draft: Draft) -> None:
-    """Direct what open sleeps and stops still have to direct, and end those that have what they asked for."""
+    """Direct what open sleeps, saves and stops still have to direct, and end those that have what they asked for."""
     for operation in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
-        if operation.kind not in ("sleep", "stop"):
+        if operation.kind not in ("sleep", "save", "stop"):
             continue
         open_still = False
         for instance in list(draft.fleet.instances.values()):
@@ -72,7 +82,15 @@ def concerned(instance: Instance, operation: Operation) -> bool:
     bound_for = directive.model if directive is not None and directive.rung is Rung.UP else None
     if not instance.directive_settled and bound_for is not None:
         return bound_for == operation.model
-    return instance.model == operation.model and (operation.kind == "stop" or instance.rung is Rung.UP)
+    if instance.model != operation.model:
+        return False
+    match operation.kind:
+        case "stop":
+            return True
+        case "save":
+            return instance.rung in (Rung.UP, Rung.SLEEP)
+        case _:
+            return instance.rung is Rung.UP
 
 
 def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
@@ -81,6 +99,9 @@ def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
     ending = instance.directive is not None and instance.directive.rung is Rung.COLD
     if ending or not (stopping or instance.directive_settled):
         return
+    if operation.kind == "save":
+        images.save(draft, instance, "operator", operation=operation.operation, because=operation.order)
+        return  # if there is no place for it now, the next tick asks again
     rung = Rung.COLD if stopping else Rung.SLEEP
     draft.emit(
         InstanceDirected(

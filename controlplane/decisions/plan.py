@@ -2,8 +2,9 @@
 
 1. A sleeping skeleton of its configuration, with a free slot on the device where it sleeps.
 2. An idle instance of its configuration that serves another model: it keeps its grant and switches.
-3. A new instance in a free slot.
-4. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
+3. A saved skeleton of its configuration, into a free slot of any device of its node.
+4. A new instance in a free slot.
+5. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
    recently used first; else the block that is likely to be free first, to wait for.
 
 Cells that the plans of earlier waiters need (`Board.reserved`) are never touched.
@@ -66,6 +67,7 @@ def plan(fleet: Fleet, model: Model, board: Board, *, overdue: bool = False) -> 
     return (
         _wake(fleet, mates, sizes, board)
         or _switch(fleet, mates, sizes, board, overdue=overdue)
+        or _restore(fleet, model, sizes, board)
         or _create(fleet, sizes, board)
         or _evict(fleet, mates, sizes, board, overdue=overdue)
     )
@@ -92,6 +94,20 @@ def _switch(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], boar
             slot = Slot(grant.device, grant.offset, grant.cells)
             return Plan(slot=slot, instance=instance.instance, grant=grant.number)
     return None
+
+
+def _restore(fleet: Fleet, model: Model, sizes: dict[str, int], board: Board) -> Plan | None:
+    assert model.facts is not None
+    saved = [
+        i for i in sorted(fleet.instances.values(), key=lambda i: (i.since_ms, i.instance))
+        if i.rung is Rung.SAVED and i.configuration == model.facts.configuration and standing.idle(fleet, i)
+        and i.instance not in board.kept
+    ]  # fmt: skip
+    nodes = {i.node for i in saved}
+    slot = place(fleet, {d: count for d, count in sizes.items() if fleet.devices[d].node in nodes}, board.reserved)
+    if slot is None:
+        return None
+    return Plan(slot=slot, instance=next(i.instance for i in saved if i.node == fleet.devices[slot.device].node))
 
 
 def _create(fleet: Fleet, sizes: dict[str, int], board: Board) -> Plan | None:

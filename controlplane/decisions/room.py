@@ -125,8 +125,10 @@ def in_use(fleet: Fleet, weights: WeightSet) -> bool:
         if instance.weight_set == weights.weight_set and instance.rung is Rung.UP:
             return True
         directive = instance.directive
-        if directive is not None and directive.rung is Rung.UP and (directive.model, directive.revision) in weights.models:
-            return True
+        if directive is None or (directive.model, directive.revision) not in weights.models:
+            continue
+        if directive.rung is Rung.UP or (directive.rung is Rung.SAVED and not instance.directive_settled):
+            return True  # on its way up, or to be woken once more as the proof of its image
     return False
 
 

@@ -61,10 +61,10 @@ def leaving(instance: Instance) -> bool:
 
 
 def idle(fleet: Fleet, instance: Instance) -> bool:
-    """`up` or asleep as directed, nobody's request on it, leased to none, and its worker can be told."""
+    """`up`, asleep or saved as directed, nobody's request on it, leased to none, and its worker can be told."""
     return (
         instance.directive_settled
-        and instance.rung in (Rung.UP, Rung.SLEEP)
+        and instance.rung in (Rung.UP, Rung.SLEEP, Rung.SAVED)
         and not instance.running
         and not instance.leased_to
         and heard(fleet, instance.node)

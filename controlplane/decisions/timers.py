@@ -1,6 +1,6 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
-from controlplane.decisions import endings, operations, standing
+from controlplane.decisions import endings, images, operations, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
 from controlplane.decisions.room import in_use
@@ -53,7 +53,10 @@ def _deadlines(draft: Draft) -> None:
 
 
 def _idle(draft: Draft) -> None:
-    """`up` -> `sleep` -> `cold`, each after its own limit; the limits are those of the model it served last."""
+    """`up` -> `sleep` -> `saved` (where a model asks for it, and it is possible) -> `cold`, each after its own limit.
+
+    The limits are those of the model it served last.
+    """
     for instance in draft.fleet.instances.values():
         if not standing.idle(draft.fleet, instance):
             continue
@@ -63,6 +66,9 @@ def _idle(draft: Draft) -> None:
             quiet = draft.now - max(instance.idle_since_ms, instance.since_ms)
             if limits.sleep_ms is not None and quiet >= limits.sleep_ms and standing.evictable(draft.fleet, instance):
                 _direct(draft, instance, Rung.SLEEP, "idle")
+        elif instance.rung is Rung.SLEEP and limits.saved_ms is not None and images.hindrance(draft.fleet, instance) is None:
+            if draft.now - instance.since_ms >= limits.saved_ms:
+                images.save(draft, instance, "idle")
         elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
             _direct(draft, instance, Rung.COLD, "idle")
 

@@ -2,6 +2,7 @@
 
 from typing import Final, get_args
 
+from controlplane.events.image import ImageBuilt, ImageFailed, ImageRefused, ImageRemoved
 from controlplane.events.instance import (
     GrantGiven,
     GrantReturned,
@@ -10,6 +11,7 @@ from controlplane.events.instance import (
     InstanceEnded,
     InstanceFailed,
     InstanceOverdue,
+    InstanceSaved,
     InstanceSlept,
     InstanceUp,
     Step,
@@ -47,7 +49,8 @@ AnyEvent = (
     | ConfigurationFound | SkeletonMeasured
     | WeightsStaged | WeightsDismissed | WeightsDropped
     | GrantGiven | GrantReturned
-    | InstanceCreated | InstanceDirected | InstanceUp | InstanceSlept | InstanceEnded | InstanceFailed | InstanceOverdue
+    | InstanceCreated | InstanceDirected | InstanceUp | InstanceSlept | InstanceSaved | InstanceEnded | InstanceFailed
+    | InstanceOverdue | ImageBuilt | ImageRefused | ImageFailed | ImageRemoved
     | RequestAccepted | RequestQueued | RequestRouted | RequestInterrupted
     | RequestFinished | RequestFailed | RequestCancelled
     | OperationRequested | OperationSucceeded | OperationFailed
@@ -57,8 +60,9 @@ BY_NAME: Final[dict[str, type[AnyEvent]]] = {kind.__name__: kind for kind in get
 
 __all__ = [
     "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "GatewayClosed",
-    "GatewayOpened", "GrantGiven", "GrantReturned", "InstanceCreated", "InstanceDirected", "InstanceEnded",
-    "InstanceFailed", "InstanceOverdue", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
+    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageFailed",
+    "ImageRefused", "ImageRemoved", "InstanceCreated", "InstanceDirected", "InstanceEnded",
+    "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
     "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent",
     "NodeHeardAgain", "NodeJoined", "OperationFailed", "OperationRequested", "OperationSucceeded", "ReignBegan",
     "RequestAccepted", "RequestCancelled", "RequestFailed", "RequestFinished", "RequestInterrupted", "RequestQueued",

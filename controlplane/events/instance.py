@@ -86,6 +86,8 @@ class InstanceUp(Event, frozen=True, kw_only=True):
     """Measured bytes on the device, mapped weights included."""
     check: str = "skipped"
     """`same_tokens`, `recorded` (first time) or `skipped`."""
+    image: str | None = None
+    """The image that its process was restored from in this climb."""
     steps: tuple[Step, ...] = ()
 
 
@@ -99,6 +101,18 @@ class InstanceSlept(Event, frozen=True, kw_only=True):
     pid: int
     took_ms: int
     bytes_used: int
+    steps: tuple[Step, ...] = ()
+
+
+class InstanceSaved(Event, frozen=True, kw_only=True):
+    """No process is left; the skeleton is on the node's disk, and comes back from there."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    directive: int
+    image: str
+    took_ms: int
     steps: tuple[Step, ...] = ()
 
 

@@ -14,6 +14,8 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """The kernel's boot id: pids mean nothing across a change of it."""
     pool_budget_bytes: int
     version: str = ""
+    no_images: str = ""
+    """Why engines can't be saved to disk there; empty: they can."""
 
 
 class NodeFellSilent(Event, frozen=True, kw_only=True):

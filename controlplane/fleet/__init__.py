@@ -7,6 +7,7 @@ from controlplane.fleet.members import (
     Directive,
     Gateway,
     Grant,
+    Image,
     Instance,
     Model,
     Node,
@@ -19,6 +20,6 @@ from controlplane.fleet.members import (
 from controlplane.fleet.state import EVOLVE_VERSION, Fleet, dump, load
 
 __all__ = [
-    "EVOLVE_VERSION", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant", "Instance", "Model",
+    "EVOLVE_VERSION", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant", "Image", "Instance", "Model",
     "Node", "Operation", "Rejection", "Request", "SetBack", "WeightSet", "dump", "evolve", "fold", "load",
 ]  # fmt: skip

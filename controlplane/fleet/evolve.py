@@ -15,11 +15,16 @@ from controlplane.events import (
     GatewayOpened,
     GrantGiven,
     GrantReturned,
+    ImageBuilt,
+    ImageFailed,
+    ImageRefused,
+    ImageRemoved,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
     InstanceFailed,
     InstanceOverdue,
+    InstanceSaved,
     InstanceSlept,
     InstanceUp,
     ModelCleared,
@@ -49,7 +54,7 @@ from controlplane.events import (
     WeightsDropped,
     WeightsStaged,
 )
-from controlplane.fleet import requests
+from controlplane.fleet import images, requests
 from controlplane.fleet.members import (
     Configuration,
     Device,
@@ -134,13 +139,20 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
                 since_ms=known.since_ms if again else at, served=known.served if again else 0,
                 idle_since_ms=known.idle_since_ms if again else at, revision=e.revision,
                 weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
+                image=e.image or known.image,
             )  # fmt: skip
-            return _weights_used(up, e.node, e.weight_set, at)
+            return images.used(_weights_used(up, e.node, e.weight_set, at), e.image, at)
         case InstanceSlept() as e:
             left = requests.stranded(fleet, fleet.instances[e.instance], at)
             return _instance(
                 left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used,
                 weight_set=None,
+            )  # fmt: skip
+        case InstanceSaved() as e:
+            left = requests.stranded(fleet, fleet.instances[e.instance], at)
+            return _instance(
+                left, e.instance, rung=Rung.SAVED, since_ms=at, image=e.image, pid=None, endpoint=None, device=None,
+                bytes_mapped=0, bytes_used=0, weight_set=None,
             )  # fmt: skip
         case InstanceEnded() | InstanceFailed() as e:
             left = requests.stranded(fleet, fleet.instances[e.instance], at)
@@ -167,7 +179,7 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
         case NodeJoined() as e:
             node = Node(
                 node=e.node, address=e.address, incarnation=e.incarnation, boot=e.boot,
-                pool_budget_bytes=e.pool_budget_bytes, version=e.version,
+                pool_budget_bytes=e.pool_budget_bytes, version=e.version, no_images=e.no_images,
             )  # fmt: skip
             return replace(fleet, nodes=fleet.nodes.set(e.node, node))
         case NodeFellSilent() as e:
@@ -224,6 +236,12 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
             return replace(fleet, weights=fleet.weights.set(key, replace(fleet.weights[key], dismissed=True)))
         case WeightsDropped() as e:
             return replace(fleet, weights=fleet.weights.delete(f"{e.node}/{e.weight_set}"))
+        case ImageBuilt() as e:
+            return images.built(fleet, e, at)
+        case ImageRefused() | ImageFailed() as e:
+            return images.judged(fleet, e)
+        case ImageRemoved() as e:
+            return images.removed(fleet, e)
         case OperationRequested() as e:
             operation = Operation(
                 operation=e.operation, kind=e.kind, model=e.model, instance=e.instance, requested_ms=at, actor=recorded.actor,
@@ -235,7 +253,7 @@ def _apply_rare(fleet: Fleet, recorded: Recorded) -> Fleet:
         case (
             RequestAccepted() | RequestQueued() | RequestRouted() | RequestInterrupted() | RequestFinished() | RequestFailed()
             | RequestCancelled() | GrantGiven() | GrantReturned() | InstanceCreated() | InstanceDirected() | InstanceUp()
-            | InstanceSlept() | InstanceEnded() | InstanceFailed() | InstanceOverdue()
+            | InstanceSlept() | InstanceSaved() | InstanceEnded() | InstanceFailed() | InstanceOverdue()
         ):  # fmt: skip
             raise AssertionError("handled by _apply")
         case _ as unreachable:

@@ -14,6 +14,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     pool_budget_bytes: int
     heard: bool = True
     version: str = ""
+    no_images: str = ""
+    """Why engines can't be saved to disk there; empty: they can."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +126,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the grant it holds."""
     device: str | None = None
     """Where its skeleton is: the device of its last grant. Asleep it can be woken there only."""
+    image: str | None = None
+    """What it was last saved to, or restored from."""
     endpoint: str | None = None
     pid: int | None = None
     running: int = 0
@@ -157,6 +161,24 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         if d.rung is not self.rung or d.rung is Rung.COLD:
             return False
         return d.rung is not Rung.UP or (self.model, self.revision) == (d.model, d.revision)
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """A skeleton on a node's disk."""
+
+    image: str
+    node: str
+    configuration: str
+    size_bytes: int = 0
+    made_ms: int = 0
+    used_ms: int = 0
+    """When an instance last came up from it; 0: never."""
+    uses: int = 0
+    state: str = "ok"
+    """`ok`; `refused`: something that it depends on has changed, it is built anew; `failed`: an operator must act."""
+    code: str = ""
+    message: str = ""
+    proof: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from controlplane.fleet.members import (
     Device,
     Gateway,
     Grant,
+    Image,
     Instance,
     Model,
     Node,
@@ -18,7 +19,7 @@ from controlplane.fleet.members import (
     WeightSet,
 )
 
-EVOLVE_VERSION = 1
+EVOLVE_VERSION = 2
 """Bumped whenever `evolve` or a record changes meaning: snapshots of another version are ignored and rebuilt."""
 
 
@@ -40,6 +41,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     aliases: "Map[str, str]" = Map()
     weights: "Map[str, WeightSet]" = Map()
     instances: "Map[str, Instance]" = Map()
+    images: "Map[str, Image]" = Map()
     requests: "Map[str, Request]" = Map()
     waiting: "Map[str, tuple[str, ...]]" = Map()
     operations: "Map[str, Operation]" = Map()
@@ -54,7 +56,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 _RECORDS: dict[str, Any] = {
     "nodes": dict[str, Node], "devices": dict[str, Device], "grants": dict[int, Grant],
     "configurations": dict[str, Configuration], "models": dict[str, Model], "aliases": dict[str, str],
-    "weights": dict[str, WeightSet], "instances": dict[str, Instance], "requests": dict[str, Request],
+    "weights": dict[str, WeightSet], "instances": dict[str, Instance], "images": dict[str, Image],
+    "requests": dict[str, Request],
     "waiting": dict[str, tuple[str, ...]], "operations": dict[str, Operation], "gateways": dict[str, Gateway],
     "versions": dict[str, int],
 }  # fmt: skip

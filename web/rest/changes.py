@@ -1,4 +1,4 @@
-"""Operators' commands over REST: models registered, revised, retired, loaded, put to sleep, stopped, retried: 202."""
+"""Operators' commands over REST: models registered, revised, retired, loaded, put to sleep, saved, stopped, retried: 202."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from litestar import Request, Response, delete, post, put
 from litestar.params import Body, FromPath, HeaderParameter
 
-from controlplane.commands import AnyCommand, Load, RegisterModel, RetireModel, Retry, ReviseModel, Sleep, Stop
+from controlplane.commands import AnyCommand, Load, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop
+from controlplane.refusal import Code, Refused
 from controlplane.settings import spec_from_fields
 from web.errors import ApiError
 from web.rest.asking import Accepted, Changed, answered, command
@@ -44,6 +45,17 @@ async def load(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
 @post("/models/{name:str}/sleep", status_code=202, summary="Take a model's instances to sleep: the skeleton stays")
 async def sleep(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return await _operate(request, Sleep(model=name))
+
+
+@post("/models/{name:str}/checkpoint", status_code=202, summary="Take a model's skeletons off their GPU: needs CUDA")
+async def checkpoint(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
+    message = "a checkpoint takes a skeleton off a GPU, and no device here has CUDA; use sleep or save"
+    raise Refused(Code.NOT_AVAILABLE, message, model=name[:100], reason="no_cuda")
+
+
+@post("/models/{name:str}/save", status_code=202, summary="Take a model's instances to disk: no process is left")
+async def save(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
+    return await _operate(request, Save(model=name))
 
 
 @post("/models/{name:str}/stop", status_code=202, summary="End the processes of a model's instances")

@@ -125,7 +125,7 @@ def _state(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: list[
         return State(tone="climb", words="inspecting", since_ms=model.registered_ms, message=doing, progress=progress)
     if stands:
         found, _ = stands[0]
-        return State(tone="sleep", words="asleep", since_ms=found.since_ms)
+        return State(tone="sleep", words=found.words, since_ms=found.since_ms)
     if any(i.rung is Rung.SLEEP and i.configuration == model.facts.configuration for i in fleet.instances.values()):
         return State(tone="sleep", words="skeleton asleep", message="wakes from a skeleton it shares")
     return State(tone="cold", words="cold")
@@ -149,6 +149,16 @@ def _actions(fleet: Fleet, model: Model, state: State, own: list[Instance]) -> t
     return (
         Action(verb="load", label="Load", why_not=load, operation=pending.get("load")),
         Action(verb="sleep", label="Sleep", why_not="" if is_up else "it is not up", operation=pending.get("sleep")),
+        Action(verb="save", label="Save", why_not=_why_not_saved(fleet, own), operation=pending.get("save")),
         Action(verb="stop", label="Stop", why_not="" if own else "it has no process", operation=pending.get("stop")),
         Action(verb="retry", label="Retry", why_not="" if blocked else "nothing has failed", operation=pending.get("retry")),
     )
+
+
+def _why_not_saved(fleet: Fleet, own: list[Instance]) -> str:
+    """Why no instance of a model can be taken to disk; empty: one can."""
+    there = [i for i in own if i.rung in (Rung.UP, Rung.SLEEP)]
+    if not there:
+        return "no skeleton of it is there"
+    reasons = {fleet.nodes[i.node].no_images for i in there if i.node in fleet.nodes}
+    return f"not possible here: {min(reasons)}" if all(reasons) and reasons else ""

@@ -11,11 +11,16 @@ from controlplane.events import (
     GatewayOpened,
     GrantGiven,
     GrantReturned,
+    ImageBuilt,
+    ImageFailed,
+    ImageRefused,
+    ImageRemoved,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
     InstanceFailed,
     InstanceOverdue,
+    InstanceSaved,
     InstanceSlept,
     InstanceUp,
     ModelCleared,
@@ -86,6 +91,8 @@ def _of_instances(event: AnyEvent) -> str:
             return f"serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
         case InstanceSlept() as e:
             return f"asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
+        case InstanceSaved() as e:
+            return f"saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
         case InstanceEnded() as e:
             return f"process ended after {span(e.took_ms)}"
         case InstanceFailed() as e:
@@ -131,6 +138,21 @@ def _of_models(event: AnyEvent) -> str:
         case WeightsDropped() as e:
             return f"left the pool ({e.code})"
         case _:
+            return _of_images(event)
+
+
+def _of_images(event: AnyEvent) -> str:
+    match event:
+        case ImageBuilt() as e:
+            proof = f", proved ({e.proof})" if e.proof else ", found on disk"
+            return f"{size(e.size_bytes)} for configuration {short(e.configuration)}{proof}"
+        case ImageRefused() as e:
+            return f"not used ({e.code}): {e.message}"
+        case ImageFailed() as e:
+            return f"failed at {e.step} ({e.code}): {e.message}"
+        case ImageRemoved() as e:
+            return f"removed ({e.code})"
+        case _:
             return _of_the_plane(event)
 
 
@@ -158,10 +180,10 @@ def _of_the_plane(event: AnyEvent) -> str:
         case (
             RequestAccepted() | RequestQueued() | RequestRouted() | RequestInterrupted() | RequestFinished() | RequestFailed()
             | RequestCancelled() | GrantGiven() | GrantReturned() | InstanceCreated() | InstanceDirected() | InstanceUp()
-            | InstanceSlept() | InstanceEnded() | InstanceFailed() | InstanceOverdue() | OperationRequested()
+            | InstanceSlept() | InstanceSaved() | InstanceEnded() | InstanceFailed() | InstanceOverdue() | OperationRequested()
             | OperationSucceeded() | OperationFailed() | ModelRegistered() | ModelRevised() | ModelRetired() | ModelInspected()
             | ModelRejected() | ModelSetBack() | ModelCleared() | ConfigurationFound() | SkeletonMeasured() | WeightsStaged()
-            | WeightsDismissed() | WeightsDropped()
+            | WeightsDismissed() | WeightsDropped() | ImageBuilt() | ImageRefused() | ImageFailed() | ImageRemoved()
         ):  # fmt: skip
             raise AssertionError("said before")
         case _ as unreachable:

@@ -67,7 +67,9 @@ def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) ->
         return Standing(tone="failed", words=f"{instance.rung.value}, node is silent", since_ms=instance.since_ms)
     if directive is None or instance.activity is Activity.SETTLED:
         tone = {Rung.UP: "up", Rung.COLD: "cold"}.get(instance.rung, "sleep")
-        return Standing(tone=tone, words="asleep" if tone == "sleep" else instance.rung.value, since_ms=instance.since_ms)
+        return Standing(
+            tone=tone, words="asleep" if instance.rung is Rung.SLEEP else instance.rung.value, since_ms=instance.since_ms
+        )
     progress = reported(beats, instance.node, instance.instance)
     if progress is None and directive.model is not None:
         progress = reported(beats, instance.node, f"model:{directive.model}")

@@ -141,6 +141,14 @@ class FakeEngine:
     def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
         raise staged_from_files()
 
+    def scrub(self) -> None:
+        if self._awake or self._weights.mapped is not None:
+            raise EngineFault("busy", "put it to sleep and detach it first")
+        self._requests.clear()
+
+    def revived(self) -> None:
+        self._next_at = 0.0
+
     def running(self) -> int:
         return len(self._requests)
 

@@ -69,6 +69,12 @@ class Engine(Protocol):
         """Bring a source's weights into the pool in this engine's own layout. Raises `EngineFault`; `not_available` from
         engines whose weights the pool stages from their files."""
 
+    def scrub(self) -> None:
+        """Drop what callers said and were told, as far as the engine itself keeps it. Raises `EngineFault` (`busy`)."""
+
+    def revived(self) -> None:
+        """The process goes on where its image was made, maybe on another day: renew what the kernel had granted it."""
+
     def running(self) -> int:
         """Requests that are queued or running."""
 

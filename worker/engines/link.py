@@ -85,6 +85,11 @@ class Link(Generic[T]):
         except (BrokenStream, msgspec.MsgspecError):
             self.close()
 
+    def move(self, path: Path) -> None:
+        """Connect to `path` from now on, at once."""
+        self.close()
+        self._path, self._frames, self._out, self._retry_at = path, Frames(), bytearray(), 0.0
+
     def close(self) -> None:
         if self._sock is not None:
             self._selector.unregister(self._sock)

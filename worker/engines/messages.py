@@ -65,6 +65,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answered by `State`."""
 
 
+class Park(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget every caller's text, answer, close everything, and wait for `release` in directory `place`.
+
+    What is parked can be written to disk. The file's text is the directory of the instance that the engine is from then on.
+    """
+
+    place: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Exit in order."""
 
@@ -108,7 +117,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fatal: bool = False
 
 
-ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Stage | Health | Shutdown
+ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Stage | Health | Park | Shutdown
 ControlReply = State | Checked | Stocked | Fault
 
 # ---- tokens -------------------------------------------------------------------------------------------------

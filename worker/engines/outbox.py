@@ -51,6 +51,10 @@ class Outbox:
         del entry.ids[:known]
         entry.base += known
 
+    def clear(self) -> None:
+        """Forget everything: nobody will ask for it again."""
+        self._pending.clear()
+
     def greeting(self, pid: int) -> Iterator[Connected | Tokens | Ended]:
         """Yield all that a frontend must hear on a new connection."""
         yield Connected(pid=pid, requests={request: entry.base for request, entry in self._pending.items()})

@@ -16,6 +16,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from worker import tether
 from worker.engines.interface import Engine, EngineFault
 from worker.engines.link import RETRY_S, Link
 from worker.engines.messages import (
@@ -31,6 +32,7 @@ from worker.engines.messages import (
     Fault,
     FrontendToEngine,
     Health,
+    Park,
     Shutdown,
     Sleep,
     Stage,
@@ -38,6 +40,7 @@ from worker.engines.messages import (
     Wake,
 )  # fmt: skip
 from worker.engines.outbox import Outbox
+from worker.engines.parking import await_release, forget, leave_streams, take_streams
 from worker.engines.wire import decoder
 
 PARENT_S: Final = 0.5
@@ -61,6 +64,7 @@ class Process:
         self._step_at: float | None = None
         self._ended = False
         self._held_at = time.monotonic()
+        self._park_in: Path | None = None
 
     def end(self) -> None:
         self._ended = True
@@ -80,6 +84,8 @@ class Process:
             self._settle_drain()
             self._tokens.flush()
             self._control.flush()
+            if self._park_in is not None:
+                self._park(self._park_in)
             self._look_for_holder()
 
     def _look_for_holder(self) -> None:
@@ -132,11 +138,32 @@ class Process:
                 return Checked(ids=self._engine.check(prompt, tokens))
             case Health():
                 pass
+            case Park(place=place):
+                self._engine.scrub()
+                self._outbox.clear()
+                self._park_in = Path(place)
             case Shutdown():
                 self._ended = True
             case _:
                 assert_never(command)
         return self._engine.state()
+
+    def _park(self, place: Path) -> None:
+        """Let go of everything that belongs to this instance; come back as the engine of the one that the release names."""
+        self._park_in = self._drain_until = self._step_at = None
+        self._tokens.move(place / "nowhere")
+        leave_streams()
+        forget()
+        self._control.move(place / "nowhere")  # last: its end tells the holder that this process may be written to disk
+        if (instance := await_release(place, lambda: self._ended)) is None:
+            self._ended = True
+            return
+        self._parent, self._held_at = os.getppid(), time.monotonic()
+        tether.die_with(self._parent)
+        take_streams(instance / "engine.log")
+        self._engine.revived()
+        self._control.move(instance / "control.sock")
+        self._tokens.move(instance / "tokens.sock")
 
     def _settle_drain(self) -> None:
         if self._drain_until is None:

@@ -112,6 +112,14 @@ class TransformersEngine:
     def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
         raise staged_from_files()
 
+    def scrub(self) -> None:
+        if self._batch is not None or self._weights.mapped is not None:
+            raise EngineFault("busy", "put it to sleep and detach it first")
+        self._cache.clear()
+
+    def revived(self) -> None:
+        torch.cpu._init_amx()  # the permission to use AMX is the kernel's, per process, and not part of an image
+
     def running(self) -> int:
         return len(self._batch) if self._batch is not None else 0
 

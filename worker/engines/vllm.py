@@ -231,6 +231,12 @@ class VllmEngine:
             case reason:
                 return Output(one.request_id, ids, "failed", f"vLLM ended it: {reason}")
 
+    def scrub(self) -> None:
+        raise EngineFault("not_available", "an engine that holds a GPU can't be saved to disk in this version")
+
+    def revived(self) -> None:
+        """It is never parked."""
+
     def running(self) -> int:
         return len(self._running)
 

@@ -56,6 +56,7 @@ class Frames:
                 start = end
                 yield body
         finally:
+            self._buffer[:start] = bytes(start)  # a deletion alone leaves what was said in memory
             del self._buffer[:start]
 
 

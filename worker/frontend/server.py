@@ -37,19 +37,26 @@ _wish: Final = msgspec.json.Decoder(Wish)
 _serving: Final = msgspec.json.Decoder(Serving)
 
 
+def _loaded(source: Path) -> None:
+    """Load ahead; what is wrong with a source is said when it is to be served."""
+    with contextlib.suppress(ValueError, OSError):
+        load(source)
+
+
 class Frontend:
     """The HTTP side."""
 
     def __init__(self, requests: Requests, link: EngineLink, admission: Admission, node_token: str) -> None:
         self._requests, self._link, self._admission = requests, link, admission
         self._secret = f"Bearer {node_token}".encode()
+        self._ahead: asyncio.Future[None] | None = None
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._authorised], client_max_size=MOST_BODY_BYTES)
         app.add_routes([
-            web.put("/serving", self._serve), web.delete("/serving", self._shut), web.get("/status", self._status),
-            web.post("/generate", self._generate), web.get("/requests/{request}", self._reattach),
-            web.delete("/requests/{request}", self._abort),
+            web.put("/source", self._read_ahead), web.put("/serving", self._serve), web.delete("/serving", self._shut),
+            web.get("/status", self._status), web.post("/generate", self._generate),
+            web.get("/requests/{request}", self._reattach), web.delete("/requests/{request}", self._abort),
         ])  # fmt: skip
         return app
 
@@ -67,9 +74,17 @@ class Frontend:
         except msgspec.MsgspecError as error:
             return refusal(400, "invalid", f"the body can't be read: {error}")
 
+    async def _read_ahead(self, request: web.Request) -> web.Response:
+        """Begin to load what a model to be served needs; its directory is the body. Nothing waits for it."""
+        source = Path((await request.read()).decode())
+        self._ahead = asyncio.ensure_future(asyncio.to_thread(_loaded, source))
+        return self._told()
+
     async def _serve(self, request: web.Request) -> web.Response:
         serving = _serving.decode(await request.read())
         try:
+            if self._ahead is not None:
+                await self._ahead
             await asyncio.to_thread(load, Path(serving.source))
         except ValueError as error:
             return refusal(400, "bad_source", str(error))

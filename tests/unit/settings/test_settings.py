@@ -92,7 +92,6 @@ def test_an_error_names_file_line_key_and_cure(old: str, new: str, line: int, ke
         ('share = "1/2"', "priority = 0", 15, "priority"),
         ('share = "1/2"', "share = { gpus = 2 }", 15, "share.gpus"),
         ('cold = "never"', 'checkpoint = "5m"', 16, "idle.checkpoint"),
-        ('cold = "never"', 'saved = "5m"', 16, "idle.saved"),
         ('engine = "fake"', 'engine = "vllm"', 13, "engine"),
     ],
 )
@@ -100,7 +99,19 @@ def test_what_a_later_version_brings_is_refused_by_name(old: str, new: str, line
     with pytest.raises(SettingsError) as caught:
         parse(GOOD.replace(old, new))
     assert (caught.value.code, caught.value.key, caught.value.line) == (Code.NOT_AVAILABLE, key, line)
-    assert "not in this version" in caught.value.message
+    assert "this version" in caught.value.message
+
+
+def test_the_time_after_which_a_sleeper_is_saved_is_a_setting() -> None:
+    (model, *_) = parse(GOOD.replace('cold = "never"', 'saved = "5m"')).models
+    assert model.idle.saved_ms == 300_000
+
+
+@pytest.mark.parametrize("criu", ["criu", 3, "/a\nb"])
+def test_criu_is_named_by_an_absolute_path(criu: object) -> None:
+    with pytest.raises(SettingsError, match="absolute path"):
+        parse(f"[node]\ncriu = {criu!r}".replace("'", '"'))
+    assert parse('[node]\ncriu = "/opt/criu"').node.criu == "/opt/criu"
 
 
 def test_idle_as_a_table_of_its_own_is_found() -> None:

@@ -27,9 +27,9 @@ def test_each_state_has_its_words_and_its_buttons() -> None:
     shown = rows(busy(StagedPlane(NOW)))
     told = {name: (m.state.tone, m.state.words, able(m)) for name, m in shown.items()}
     assert told == {
-        "smollm2-135m": ("up", "up", {"sleep", "stop"}),
+        "smollm2-135m": ("up", "up", {"sleep", "save", "stop"}),
         "smollm2-sailor": ("climb", "starting", {"stop"}),
-        "tiny-qwen": ("up", "up", {"sleep", "stop"}),
+        "tiny-qwen": ("up", "up", {"sleep", "save", "stop"}),
         "sql-coder": ("failed", "backing off", {"retry"}),
         "whale-70b": ("failed", "rejected", {"retry"}),
     }
@@ -63,7 +63,7 @@ def test_a_sleeping_skeleton_of_the_configuration_is_told() -> None:
     plane.sleep("ins_01JDXB4M9S7QKC2W5T8A")
     failed(plane, "ins_01JDXB4M9S7QKC2W5T8B")
     shown = rows(plane)
-    assert (shown["smollm2-135m"].state.words, able(shown["smollm2-135m"])) == ("asleep", {"load", "stop"})
+    assert (shown["smollm2-135m"].state.words, able(shown["smollm2-135m"])) == ("asleep", {"load", "save", "stop"})
     assert (shown["smollm2-sailor"].state.words, able(shown["smollm2-sailor"])) == ("skeleton asleep", {"load"})
 
 
@@ -103,4 +103,4 @@ def test_a_retired_model_disappears_once_nothing_of_it_is_left() -> None:
     shown = rows(plane)
     assert "whale-70b" not in shown
     assert shown["smollm2-135m"].state.words == "retired, up"
-    assert able(shown["smollm2-135m"]) == {"sleep", "stop"}
+    assert able(shown["smollm2-135m"]) == {"sleep", "save", "stop"}

@@ -12,7 +12,7 @@ from litestar.datastructures import State
 from litestar.testing import TestClient
 
 from controlplane.commands import Load
-from controlplane.events import ModelSetBack
+from controlplane.events import ImageBuilt, ImageFailed, ModelSetBack
 from controlplane.refusal import Code, Refused
 from tests.busyplane import busy
 from tests.staged import StagedPlane
@@ -235,3 +235,14 @@ def test_no_template_holds_inline_scripts_or_styles_or_turns_escaping_off() -> N
         assert "autoescape" not in text, path
         assert not re.search(r"\s(style|on\w+|hx-on[^=]*)=", text), path
         assert not re.search(r"https?://", text), path
+
+
+def test_skeletons_on_disk_are_shown_with_size_age_and_what_is_wrong(plane: StagedPlane, client: TestClient[Litestar]) -> None:
+    assert "Skeletons on disk" not in client.get("/").text
+    plane.emit(ImageBuilt(node="n1", image="img_1", configuration="cfg_1", size_bytes=250 << 20))
+    plane.emit(ImageFailed(node="n1", image="img_2", configuration="cfg_1", step="restore", code="image_corrupt", message=EVIL))
+    page = client.get("/").text
+    assert "Skeletons on disk" in page
+    assert "250 MiB" in page
+    assert "failed: image_corrupt" in page
+    assert EVIL not in page

@@ -1,0 +1,107 @@
+"""`images`: skeletons on the nodes' disks."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compose.cli.options import api, as_json, echo_json, table
+from controlplane.quantities import human_bytes
+
+
+@click.group(invoke_without_command=True)
+@as_json
+@click.pass_context
+def images(context: click.Context, json: bool) -> None:
+    """List, check and remove engines on disk."""
+    if context.invoked_subcommand is None:
+        _list(context.obj, json)
+
+
+@images.command("list")
+@as_json
+@click.pass_obj
+def list_(data: Path, json: bool) -> None:
+    """List images with their size, age and last use."""
+    _list(data, json)
+
+
+def _list(data: Path, json: bool) -> None:
+    with api(data) as client:
+        found: list[dict[str, Any]] = client.get("api", "images")
+    if json:
+        echo_json(found)
+        return
+    rows = [
+        [
+            one["image"], one["node"], one["state"], human_bytes(one["size_bytes"]), _ago(one["made_ms"]), _ago(one["used_ms"]),
+            one["uses"], ", ".join(one["models"]), f"{one['code']}: {one['message']}" if one["code"] else "",
+        ]
+        for one in found
+    ]  # fmt: skip
+    table("image", "node", "state", "size", "made", "used", "uses", "models", "reason", rows=rows, empty="no images")
+
+
+@images.command()
+@click.argument("image")
+@click.pass_obj
+def inspect(data: Path, image: str) -> None:
+    """Show all that is known of an image, as JSON."""
+    with api(data) as client:
+        echo_json(client.get("api", "images", image))
+
+
+@images.command()
+@click.argument("image")
+@as_json
+@click.pass_obj
+def verify(data: Path, image: str, json: bool) -> None:
+    """Compare an image with its digests and with the machine of today."""
+    with api(data) as client:
+        answer = client.post("api", "images", image, "verify")
+    if json:
+        echo_json(answer)
+    else:
+        click.echo(f"{image}: {answer['message']}")
+
+
+@images.command()
+@click.argument("image")
+@click.pass_obj
+def rebuild(data: Path, image: str) -> None:
+    """Forget an image and its failure: the next save makes it anew."""
+    with api(data) as client:
+        client.post("api", "images", image, "rebuild")
+    click.echo(f"{image} is made anew at the next save")
+
+
+@images.command()
+@click.argument("image")
+@click.pass_obj
+def rm(data: Path, image: str) -> None:
+    """Remove an image: instances that were saved to it start cold."""
+    with api(data) as client:
+        client.delete("api", "images", image)
+    click.echo(f"removed {image}")
+
+
+@images.command()
+@as_json
+@click.pass_obj
+def gc(data: Path, json: bool) -> None:
+    """Remove what is over the quota, least valuable first."""
+    with api(data) as client:
+        answer = client.post("api", "images", "gc")
+    if json:
+        echo_json(answer)
+    else:
+        click.echo(f"removed {', '.join(answer['images']) or 'nothing'}")
+
+
+def _ago(at_ms: int) -> str:
+    """Hours or minutes since a moment; `never` for 0."""
+    if not at_ms:
+        return "never"
+    minutes = max(0, round((time.time() * 1000 - at_ms) / 60_000))
+    return f"{minutes // 60} h ago" if minutes >= 120 else f"{minutes} min ago"

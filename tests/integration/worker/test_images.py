@@ -1,0 +1,387 @@
+"""Saved skeletons with a real CRIU: engines go to disk and come back, whatever happens to the images meanwhile."""
+
+import os
+import shutil
+import signal
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controlplane.commands import Load, Save, Sleep, Stop
+from controlplane.events import ImageBuilt, ImageFailed, ImageRefused, InstanceEnded, InstanceSaved, InstanceUp, OperationFailed
+from controlplane.fleet import Instance
+from controlplane.refusal import Code, Refused
+from controlplane.rungs import Rung
+from pool.place import place
+from tests.workshop import MIB, QUICK, Plant, plant
+from worker import namespaces
+from worker.images import criu
+from worker.images.store import Manifest
+
+pytestmark = pytest.mark.timeout(180)
+SCRIPTED = """#!/bin/sh
+# The real CRIU, but what the test says about one of its verbs.
+if [ -f {flag} ] && [ "$1" = "$(head -1 {flag})" ]; then eval "$(tail -n +2 {flag})"; fi
+exec {real} "$@"
+"""
+
+
+def able(made: Plant) -> Plant:
+    if hindrance := made.worker.images.hindrance:
+        pytest.skip(f"engines can't be saved here: {hindrance}")
+    return made
+
+
+@pytest.fixture
+async def house(plane: Plant) -> Plant:
+    return able(plane)
+
+
+@pytest.fixture
+async def shared(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plant]:
+    """A node that is refused namespaces."""
+    monkeypatch.setenv(namespaces.SWITCH, "off")
+    async with plant() as made:
+        yield able(made)
+
+
+class Surgeon:
+    """Stands before the plant's CRIU: `do` says what a verb does from now on."""
+
+    def __init__(self, made: Plant) -> None:
+        self._flag = made.data / "criu" / "flag"
+
+    def do(self, verb: str, script: str) -> None:
+        self._flag.write_text(f"{verb}\n{script}\n")
+
+    def well(self) -> None:
+        self._flag.unlink()
+
+
+@pytest.fixture
+async def surgeon(plane: Plant) -> Surgeon:
+    real = criu.find(plane.data)
+    if real is None:
+        pytest.skip("no CRIU is installed")
+    place = plane.data / "criu" / "criu"
+    place.parent.mkdir()
+    place.write_text(SCRIPTED.format(flag=place.parent / "flag", real=real))
+    place.chmod(0o700)
+    plane.deadlines = msgspec.structs.replace(QUICK, restore=6.0, build=20.0)
+    await plane.restart_worker()
+    able(plane)
+    return Surgeon(plane)
+
+
+async def save(plane: Plant, name: str) -> Instance:
+    """Take a model's instance to disk; nothing of its processes is left."""
+    plane.order(Save(model=name))
+    instance = next(i for i in plane.fleet.instances.values() if i.model == name)
+    await plane.until(lambda: plane.fleet.instances[instance.instance].rung is Rung.SAVED)
+    assert plane.processes() == []
+    assert list((plane.data / "run" / "inst").iterdir()) == []
+    return plane.fleet.instances[instance.instance]
+
+
+async def says(plane: Plant, instance: Instance, text: str) -> str:
+    lines = await plane.generate(instance, f"req_{len(plane.events)}_{len(text)}", text)
+    return "".join(line.get("text", "") for line in lines)
+
+
+def manifest(plane: Plant) -> tuple[Path, Manifest]:
+    (path,) = (plane.data / "images").iterdir()
+    return path, msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest)
+
+
+async def test_a_model_goes_to_disk_and_serves_again_from_there(house: Plant) -> None:
+    await house.register("a", kv_bytes=8 * MIB)
+    up = await house.load("a")
+    saved = await save(house, "a")
+    assert not house.fleet.grants, "the cells are free"
+    built = house.of_type(ImageBuilt)[-1]
+    assert built.proof == "same_tokens", "restored once, and its answer compared, before it was published"
+    assert (saved.image, built.configuration) == (built.image, up.configuration)
+    path, made = manifest(house)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert made.size_bytes == built.size_bytes
+
+    again = await house.load("a")
+    event = house.of_type(InstanceUp)[-1]
+    assert again.instance == up.instance
+    assert event.image == built.image
+    names = [step.name for step in event.steps]
+    assert "restore" in names
+    assert "start_engine" not in names
+    assert event.check == "same_tokens"
+    assert await says(house, again, "hello") == "You said: hello"
+
+
+async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(house: Plant) -> None:
+    await house.register("a", kv_bytes=8 * MIB)
+    up = await house.load("a")
+    before = await says(house, up, "round and round")
+    await save(house, "a")
+    _, made = manifest(house)
+    segments, figures = place(house.data / "run" / "pool" / "segments", 0), []
+    assert any(segments.iterdir())
+    for turn in range(10):
+        await house.restart_worker()
+        again = await house.load("a")
+        assert await says(house, again, "round and round") == before
+        assert house.of_type(InstanceUp)[-1].image == made.image
+        await save(house, "a")
+        if turn:
+            figures.append((len(os.listdir("/proc/self/fd")), len(list(segments.iterdir()))))
+    assert max(figures) == min(figures), "descriptors of the worker's process, files in /dev/shm"
+    assert manifest(house)[1].size_bytes == made.size_bytes
+    assert len(house.of_type(ImageBuilt)) == 1, "a skeleton that is on disk is not written again"
+    assert len(house.of_type(InstanceSaved)) == 11
+
+
+async def test_what_was_restored_can_be_saved_anew(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    sizes = []
+    for _ in range(3):
+        await save(house, "a")
+        sizes.append(manifest(house)[1].size_bytes)
+        again = await house.load("a")
+        assert await says(house, again, "anew") == "You said: anew"
+        house.worker.images.remove(manifest(house)[0].name)
+    assert max(sizes) < min(sizes) * 1.1
+    assert len(house.of_type(ImageBuilt)) == 3
+
+
+async def test_two_models_run_from_one_image_at_once(house: Plant) -> None:
+    await house.register("a")
+    await house.register("b", weight_bytes=6 * MIB)
+    await house.load("a")
+    await save(house, "a")
+    house.order(Load(model="a"))
+    house.order(Load(model="b"))
+    await house.until(lambda: house.up("a") and house.up("b"))
+    first, second = house.up("a"), house.up("b")
+    assert first.instance != second.instance
+    assert [event.image for event in house.of_type(InstanceUp)[-2:]] == [manifest(house)[1].image] * 2
+    assert await says(house, first, "one") == "You said: one"
+    assert await says(house, second, "two") == "You said: two"
+
+
+async def test_a_sleeper_is_saved_too_once_its_place_is_free(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    house.order(Sleep(model="a"))
+    await house.until(lambda: house.only().rung is Rung.SLEEP)
+    await save(house, "a")
+    assert house.of_type(ImageBuilt)[-1].proof == "same_tokens"
+    assert not house.fleet.grants
+
+
+async def test_a_saved_instance_ends_when_it_is_stopped(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    house.order(Stop(model="a"))
+    await house.until(lambda: house.of_type(InstanceEnded))
+    assert not house.fleet.instances
+    assert manifest(house), "the image stays for the next one"
+
+
+@pytest.mark.parametrize("field", ["engine", "kernel", "cpu", "criu", "torch"])
+async def test_an_image_of_another_day_is_refused_by_name_and_made_anew(house: Plant, field: str) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    other = msgspec.structs.replace(made.fingerprint, **{field: "fake of yesterday"})
+    (path / "manifest.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(made, fingerprint=other)))
+    await house.load("a")
+    assert house.of_type(InstanceUp)[-1].image is None, "it started cold"
+    refused = await house.until(lambda: house.of_type(ImageRefused))
+    assert refused[-1].code == f"{field}_changed"
+    assert "fake of yesterday" in refused[-1].message
+    await save(house, "a")
+    assert len(house.of_type(ImageBuilt)) == 2
+    await house.load("a")
+    assert house.of_type(InstanceUp)[-1].image == made.image
+
+
+async def test_a_library_that_was_replaced_refuses_the_image(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    (first, *rest) = made.mapped
+    other = (msgspec.structs.replace(first, size_bytes=first.size_bytes + 1), *rest)
+    (path / "manifest.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(made, mapped=other)))
+    await house.load("a")
+    refused = await house.until(lambda: house.of_type(ImageRefused))
+    assert refused[-1].code == "files_changed"
+    assert house.of_type(InstanceUp)[-1].image is None
+
+
+def flip(path: Path) -> None:
+    with (path / "pages-1.img").open("r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path / "pages-1.img", 4096)
+
+
+def lose_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def garble_manifest(path: Path) -> None:
+    (path / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (flip, "image_corrupt"), (truncate, "image_truncated"), (lose_manifest, "manifest_missing"),
+        (garble_manifest, "manifest_broken"),
+    ],
+)  # fmt: skip
+async def test_a_damaged_image_is_never_restored_and_stays_failed_until_somebody_acts(house: Plant, damage, code: str) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    damage(path)
+    again = await house.load("a")
+    assert await says(house, again, "whole") == "You said: whole"
+    assert house.of_type(InstanceUp)[-1].image is None, "it started cold"
+    failed = await house.until(lambda: house.of_type(ImageFailed))
+    assert failed[-1].code == code
+    with pytest.raises(Refused) as caught:
+        house.order(Save(model="a"))
+    assert caught.value.code is Code.NOT_AVAILABLE
+    assert caught.value.details["reason"] == "image_failed"
+    house.worker.images.remove(made.image)
+    await house.until(lambda: not house.fleet.images)
+    await save(house, "a")
+    assert len(house.of_type(ImageBuilt)) == 2
+
+
+async def test_a_half_written_image_is_removed_at_the_next_start(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    half = path.with_name("img_0123456789abcdef.draft")
+    shutil.copytree(path, half)
+    (path / "manifest.json").unlink()
+    await house.restart_worker()
+    assert list((house.data / "images").iterdir()) == []
+    assert made.image not in house.fleet.images
+    again = await house.load("a")
+    assert await says(house, again, "anyway") == "You said: anyway"
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("sleep 60", "step_deadline"), ("kill -9 $$", "restore_failed"), ("exit 1", "restore_failed")]
+)
+async def test_a_restore_that_fails_falls_back_and_is_tried_twice(
+    plane: Plant, surgeon: Surgeon, script: str, code: str
+) -> None:
+    await plane.register("a")
+    await plane.load("a")
+    await save(plane, "a")
+    surgeon.do("restore", script)
+    for attempt in (1, 2):
+        again = await plane.load("a")
+        assert await says(plane, again, "cold") == "You said: cold"
+        assert plane.of_type(InstanceUp)[-1].image is None
+        assert len(plane.of_type(ImageFailed)) == attempt - 1, "one failure may be chance"
+        plane.order(Stop(model="a"))
+        await plane.until(lambda: not plane.fleet.instances)
+        assert plane.processes() == []
+    # The second failure is told with the climb that met it.
+    failed = plane.of_type(ImageFailed)
+    assert [event.code for event in failed] == [code]
+    surgeon.well()
+    await plane.load("a")
+    assert plane.of_type(InstanceUp)[-1].image is None, "not tried again until an operator acts"
+
+
+async def test_a_dump_that_fails_ends_the_operation_with_its_reason(plane: Plant, surgeon: Surgeon) -> None:
+    await plane.register("a")
+    await plane.load("a")
+    surgeon.do("dump", "exit 3")
+    plane.order(Save(model="a"))
+    failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    assert (failed.kind, failed.code) == ("save", "dump_failed")
+    assert (await plane.until(lambda: plane.of_type(ImageFailed)))[-1].step == "build"
+    assert plane.processes() == []
+    assert not plane.fleet.grants
+    surgeon.well()
+    assert (await plane.load("a")).model == "a"
+
+
+async def test_no_text_of_a_caller_is_in_an_image(house: Plant) -> None:
+    await house.register("a", kv_bytes=8 * MIB)
+    up = await house.load("a")
+    marker = "MARK-" + "-".join(["zebra", "quux", "harbour", "lantern"])
+    for length in (1, 20, 60):
+        lines = await house.generate(up, f"req_{length}", marker * length, max_tokens=2000)
+        assert marker in "".join(line.get("text", "") for line in lines)
+    await save(house, "a")
+    path, _ = manifest(house)
+    for file in path.iterdir():
+        data = file.read_bytes()
+        assert marker.encode() not in data, file.name
+        assert marker.encode("utf-16-le") not in data, file.name
+        assert marker.encode("utf-32-le") not in data, file.name
+
+
+async def test_without_namespaces_a_saved_engine_comes_back_with_its_pid(shared: Plant) -> None:
+    await shared.register("a", kv_bytes=8 * MIB)
+    up = await shared.load("a")
+    assert shared.record(up.instance).engine.pid == up.pid
+    await save(shared, "a")
+    await shared.restart_worker()
+    again = await shared.load("a")
+    assert again.pid == up.pid
+    assert shared.of_type(InstanceUp)[-1].image is not None
+    assert await says(shared, again, "shared") == "You said: shared"
+
+
+async def test_without_namespaces_a_pid_that_is_taken_leads_to_a_cold_start(shared: Plant) -> None:
+    await shared.register("a")
+    await shared.register("b", weight_bytes=6 * MIB)
+    first = await shared.load("a")
+    await save(shared, "a")
+    shared.order(Load(model="a"))
+    shared.order(Load(model="b"))
+    await shared.until(lambda: shared.up("a") and shared.up("b"))
+    assert {shared.up("a").pid == first.pid, shared.up("b").pid == first.pid} == {True, False}
+    assert sorted(event.image is None for event in shared.of_type(InstanceUp)[-2:]) == [False, True]
+    assert shared.of_type(ImageFailed) == [], "the image is not to blame"
+
+
+async def test_a_restored_engine_dies_with_its_holder(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    up = await house.load("a")
+    holder = house.record(up.instance).holder
+    os.kill(holder.pid, signal.SIGKILL)
+    await house.until(lambda: not house.fleet.instances)
+    assert house.processes() == []
+
+
+def test_the_search_for_criu_takes_no_file_that_is_not_executable(tmp_path: Path) -> None:
+    place = tmp_path / "criu" / "criu"
+    place.parent.mkdir()
+    place.write_text("")
+    assert criu.find(tmp_path) != place
+    place.chmod(stat.S_IRWXU)
+    assert criu.find(tmp_path) == place

@@ -1,0 +1,76 @@
+"""CRIU: where it is, whether it works here, and the two things that are done with it.
+
+It runs as a process of the holder's, in a session of its own, with a deadline; who outlasts it is killed.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+INSTALLED: Final = Path("/opt/enginehouse/criu/criu")
+"""Where `compose/install-criu` puts it."""
+CHECK_S: Final = 15.0
+_TAIL: Final = 600
+
+
+class Criu(Struct, frozen=True):
+    """A CRIU that was found. `refusal`: why it can't be used here; empty when it can."""
+
+    path: str
+    version: str
+    refusal: str = ""
+
+
+def find(data: Path, given: str = "") -> Path | None:
+    """The settings' own, `DIR/criu/criu`, the PATH's, or what the installer left; None: there is none."""
+    named = (Path(given) if given else None, data / "criu" / "criu", shutil.which("criu"), INSTALLED)
+    return next((Path(path) for path in named if path and os.access(path, os.X_OK) and Path(path).is_file()), None)
+
+
+@functools.cache
+def probe(path: Path) -> Criu:
+    """Ask a CRIU for its version and let it check the kernel (some tens of ms). Kept for the process's life."""
+    try:
+        version = _said([str(path), "--version"]).partition("\n")[0].removeprefix("Version:").strip()
+        checked = subprocess.run([str(path), "check"], capture_output=True, text=True, timeout=CHECK_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Criu(str(path), "", f"it does not start: {error}")
+    if checked.returncode != 0:
+        lines = (checked.stderr + checked.stdout).strip().splitlines()
+        return Criu(str(path), version, lines[-1][-_TAIL:] if lines else f"check: status {checked.returncode}")
+    return Criu(str(path), version)
+
+
+def dump_argv(criu: str, pid: int, directory: str, nothing: str) -> list[str]:
+    """Write process tree `pid` to `directory` and end it. `nothing`: an empty directory, where plug-ins are not."""
+    return [
+        criu, "dump", "-t", str(pid), "-D", directory, "-o", "dump.log", "-v1", "--libdir", nothing,
+        "--manage-cgroups=ignore", "--link-remap",
+    ]  # fmt: skip
+
+
+def restore_argv(criu: str, directory: str, work: str, nothing: str) -> list[str]:
+    """Bring the tree back as a child of whoever runs this. What CRIU says goes to `work`, not to the image."""
+    return [
+        criu, "restore", "-D", directory, "-W", work, "-o", "restore.log", "-v1", "--libdir", nothing,
+        "--manage-cgroups=ignore", "--restore-detached", "--restore-sibling",
+    ]  # fmt: skip
+
+
+def last_words(log: Path) -> str:
+    """The errors of a CRIU log, or its end."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line for line in lines if "Error" in line and "RLIMIT" not in line]
+    return "; ".join((errors or lines)[-4:])[-_TAIL:]
+
+
+def _said(argv: list[str]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=CHECK_S, check=True).stdout

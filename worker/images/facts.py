@@ -1,0 +1,84 @@
+"""The facts of this machine that a fingerprint is made of, read from where they are."""
+
+import functools
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+import pool
+import worker.engines
+from worker.images.criu import Criu
+from worker.images.fingerprint import Fingerprint, MappedFile
+
+LIBRARIES: Final = {"transformers": ("transformers", "numpy"), "fake": ("numpy",)}
+_NOTE_LIMIT: Final = 64 * 1024
+"""The note with the build-id stands near the beginning of a library."""
+
+
+def fingerprint(configuration: str, engine: str, node: str, criu: Criu, *, apart: bool) -> Fingerprint:
+    """Of an engine as it would be started now."""
+    versions = " ".join(f"{name}-{_version(name)}" for name in LIBRARIES.get(engine, ()))
+    return Fingerprint(
+        configuration=configuration, engine=f"{engine} {versions} {our_code()}".replace("  ", " "),
+        python=f"{sys.version} {sys.executable}", torch=_version("torch") if engine != "fake" else "",
+        kernel=f"{os.uname().release} {os.uname().version}", libc=" ".join(platform.libc_ver()), criu=criu.version,
+        cpu=processor(), namespaces="apart" if apart else "shared", node=node,
+    )  # fmt: skip
+
+
+@functools.cache
+def our_code() -> str:
+    """A digest of the packages of ours that run inside an engine: an image of older code would speak another wire."""
+    digest = blake3()
+    for package in (worker.engines, pool):
+        for path in sorted(Path(package.__path__[0]).glob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest(length=8)
+
+
+@functools.cache
+def processor() -> str:
+    """Model and flags: code in an image was chosen for them."""
+    wanted = {"model name", "flags", "Features", "CPU part"}
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() in wanted}
+    flags = found.get("flags") or found.get("Features", "")
+    return f"{found.get('model name', platform.machine())} {blake3(flags.encode()).hexdigest(length=6)}"
+
+
+def mapped_files(pid: int) -> tuple[MappedFile, ...]:
+    """Every file that a process has mapped, in order. Raises FileNotFoundError when it is gone."""
+    paths = set()
+    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/") and not fields[5].endswith(" (deleted)"):
+            paths.add(fields[5])
+    return tuple(known for path in sorted(paths) if (known := mapped_file(path)) is not None)
+
+
+def mapped_file(path: str) -> MappedFile | None:
+    """A file as it is today; None: it is gone."""
+    try:
+        with Path(path).open("rb") as file:
+            return MappedFile(path, os.fstat(file.fileno()).st_size, _build_id(file.read(_NOTE_LIMIT)))
+    except OSError:
+        return None
+
+
+def _build_id(head: bytes) -> str:
+    """The GNU build-id note (name size 4, type 3, `GNU`), if there is one."""
+    at = head.find(b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00") if head.startswith(b"\x7fELF") else -1
+    return head[at + 16 : at + 36].hex() if at >= 0 else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"

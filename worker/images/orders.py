@@ -1,0 +1,35 @@
+"""What an operator asks of a node's images, over the bus: check one, remove one, keep to the quota."""
+
+import asyncio
+
+import msgspec
+from nats.aio.msg import Msg
+
+from controlplane.subjects import ImageAsk, ImageDone
+from worker.images.cabinet import Cabinet
+from worker.images.store import ImageBroken
+
+
+async def answer_about_images(cabinet: Cabinet, message: Msg) -> None:
+    """Do it, and answer; what comes of it is told to the plane by the cabinet."""
+    try:
+        done = await asyncio.to_thread(carry_out, cabinet, msgspec.json.decode(message.data, type=ImageAsk))
+    except (msgspec.MsgspecError, OSError) as error:
+        done = ImageDone(code="invalid", message=str(error))
+    await message.respond(msgspec.json.encode(done))
+
+
+def carry_out(cabinet: Cabinet, ask: ImageAsk) -> ImageDone:
+    """Blocks: a check reads the whole image."""
+    if ask.verb == "gc":
+        return ImageDone(images=tuple(cabinet.collect()))
+    if not ask.image.startswith("img_") or not ask.image.isidentifier():
+        return ImageDone(code="invalid", message=f"{ask.image[:100]!r} is no image's id")
+    if ask.verb == "rm":
+        cabinet.remove(ask.image)
+        return ImageDone(images=(ask.image,))
+    try:
+        manifest = cabinet.verify(ask.image)
+    except ImageBroken as broken:
+        return ImageDone(images=(ask.image,), code=broken.code, message=broken.message)
+    return ImageDone(images=(manifest.image,), message=f"{len(manifest.files)} files, {manifest.size_bytes} bytes: as written")

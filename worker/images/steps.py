@@ -1,0 +1,164 @@
+"""The steps of the ladder that have to do with images: seek one, restore from it, build one."""
+
+import asyncio
+import errno
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from worker import occupancy
+from worker.desired import Wanted
+from worker.engines.messages import Health
+from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderGone
+from worker.holdermessages import Held
+from worker.images import facts
+from worker.images.fingerprint import MappedFile
+from worker.images.store import ImageBroken, Manifest
+from worker.local import LocalInstance
+from worker.plan import EngineState, Goal
+
+POLL_S: Final = 0.005
+OUR_SHARE: Final = 0.7
+"""Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
+ROOM: Final = 2
+"""Times the engine's own memory must be free on disk: an image has a few percent more than that."""
+BLAMELESS: Final = frozenset({"pid_taken", "engine_died"})
+"""Failures that say nothing of the image."""
+
+log = structlog.get_logger("images")
+
+
+async def seek(local: LocalInstance, wanted: Wanted) -> None:
+    """Is this skeleton on disk already?"""
+    record = local.directory.read()
+    kind = record.kind if record is not None else ""
+    found = await asyncio.to_thread(local.site.images.find, wanted.configuration, kind) if kind else None
+    local.note(sought=True, kept=found.image if found is not None else None)
+
+
+async def restore(local: LocalInstance, wanted: Wanted) -> int:
+    """Bring the engine back; returns the image's bytes. Whatever hinders that leads to a cold start, not to a failure.
+
+    Raises StepFailed (`holder_died`, or the instance can't be used any more).
+    """
+    cabinet, image = local.site.images, local.seen.image
+    assert image is not None
+    local.note(image=None)  # a cold start follows, unless this succeeds
+    try:
+        manifest = await asyncio.to_thread(cabinet.store.read, image)
+        await asyncio.to_thread(cabinet.store.verify, manifest)
+    except ImageBroken as broken:
+        await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
+        return 0
+    try:
+        await _revive(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
+    except StepFailed as failure:
+        if failure.code == "holder_died":
+            raise
+        if failure.code not in BLAMELESS:
+            await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
+        await _holder(local, lambda: local.holder.kill(0))
+        return 0
+    await asyncio.to_thread(cabinet.store.used, image)
+    local.directory.edit(kind=manifest.fingerprint.engine.partition(" ")[0], checked=False, woken=None)
+    local.note(image=image, checked=False, woken_for=None)
+    local.restored_from = image
+    return manifest.size_bytes
+
+
+async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, str]:
+    """Write the engine to disk and prove it: restored once, the known answer given, asleep again. Raises StepFailed."""
+    cabinet, began = local.site.images, time.monotonic()
+    fingerprint = cabinet.fingerprint(wanted.configuration, local.record.kind)
+    image = fingerprint.image
+    try:
+        made = await _dumped(local, image)
+        manifest = Manifest(
+            image=image, fingerprint=fingerprint, mapped=made[1], files=(), pid=made[0].inner_pid, place=made[0].park_in,
+            skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
+        )  # fmt: skip
+        draft = cabinet.store.root / f"{image}.draft"
+        await _revive(local, manifest, draft, local.site.deadlines.build * OUR_SHARE / 2)
+        proof = await _proved(local, goal, wanted)
+        took_ms = round((time.monotonic() - began) * 1000)
+        whole = await asyncio.to_thread(cabinet.publish, replace(manifest, proof=proof, took_ms=took_ms))
+    except OSError as error:
+        await _give_up(local, image, wanted, "no_space" if error.errno == errno.ENOSPC else "image_failed", str(error))
+        raise StepFailed("image_failed", f"the image can't be written: {error}") from error
+    except StepFailed as failure:
+        await _give_up(local, image, wanted, failure.code, failure.message)
+        raise
+    local.note(kept=whole.image, sought=True)
+    return whole.size_bytes, ""
+
+
+async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedFile, ...]]:
+    """Raises StepFailed (`no_space`, `dump_failed`, ...). The engine is gone afterwards."""
+    cabinet = local.site.images
+    draft = await asyncio.to_thread(cabinet.store.draft, image)
+    need, free = local.record.skeleton_bytes * ROOM, shutil.disk_usage(draft).free
+    if free < need:
+        raise StepFailed("no_space", f"an image needs about {need} bytes of room; {cabinet.store.root} has {free}")
+    held = await _holder(local, local.holder.ask)
+    if held.engine is None or held.exit is not None:
+        raise StepFailed("engine_died", "there is no engine to be saved")
+    mapped = await asyncio.to_thread(facts.mapped_files, held.engine.pid)
+    local.unwatch("engine")  # its end is meant
+    deadline_s = local.site.deadlines.build * OUR_SHARE / 2
+    await _holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
+    return held, mapped
+
+
+async def _revive(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:
+    """From the bytes in `directory` to an engine that answers. Raises StepFailed."""
+    cabinet, ends = local.site.images, time.monotonic() + deadline_s
+    held = await _holder(
+        local,
+        lambda: local.holder.restore(
+            cabinet.criu.path, directory, pid=manifest.pid, place=manifest.place, deadline_s=deadline_s
+        ),
+    )
+    while not held.connected:
+        if held.exit is not None:
+            raise StepFailed("restore_failed", f"the engine ended with status {held.exit.status} after its restore")
+        if time.monotonic() > ends:
+            raise StepFailed("step_deadline", f"the restored engine did not connect within {deadline_s:g} s")
+        await asyncio.sleep(POLL_S)
+        held = await _holder(local, local.holder.ask)
+    state = await local.tell(Health(), local.site.deadlines.attach)
+    assert held.engine is not None
+    local.watch("engine", held.engine)
+    local.directory.edit(skeleton_bytes=max(state.bytes_private, manifest.skeleton_bytes))
+    local.take(state)
+    local.note(engine=EngineState.CONNECTED, checked=False, woken_for=None, verified=True)
+
+
+async def _proved(local: LocalInstance, goal: Goal, wanted: Wanted) -> str:
+    await occupancy.attach(local)
+    await occupancy.wake(local, goal, wanted)
+    found = await occupancy.check(local)
+    await occupancy.sleep(local)
+    await occupancy.detach(local)
+    await occupancy.verify(local)
+    return found
+
+
+async def _give_up(local: LocalInstance, image: str, wanted: Wanted, code: str, message: str) -> None:
+    cabinet = local.site.images
+    await asyncio.to_thread(cabinet.store.discard, image)
+    await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "build", code, message, final=True)
+
+
+async def _holder(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> Held:
+    try:
+        return await ask()
+    except HolderDenied as error:
+        raise StepFailed(error.code, error.message) from error
+    except HolderGone as error:
+        raise StepFailed("holder_died", str(error)) from error

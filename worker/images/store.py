@@ -1,0 +1,219 @@
+"""The image directory of a node, `DIR/images/`: one directory per image, its manifest written last.
+
+A directory without a manifest is half-written and removed at the next start. What is in it is process memory: 0700.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+from msgspec.structs import replace
+
+from worker.images.fingerprint import Fingerprint, MappedFile
+
+MANIFEST: Final = "manifest.json"
+DRAFT: Final = ".draft"
+TRIES: Final = 2
+"""Restores of one image that may fail before it counts as failed: a first one may have met a busy machine."""
+_LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
+_CHUNK: Final = 8 << 20
+
+
+class ImageBroken(Exception):
+    """An image that must not be used. `code`: `manifest_missing`, `manifest_broken`, `image_truncated`, `image_corrupt`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class File(msgspec.Struct, frozen=True):
+    name: str
+    size_bytes: int
+    digest: str
+    """blake3, hex."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`manifest.json`."""
+
+    image: str
+    fingerprint: Fingerprint
+    mapped: tuple[MappedFile, ...]
+    files: tuple[File, ...]
+    pid: int
+    """The engine's, in the pid namespace of its holder."""
+    place: str
+    """Where it waits for its release."""
+    skeleton_bytes: int
+    made_ms: int
+    proof: str
+    """What was compared when it was made: `same_tokens`."""
+    took_ms: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """`standing.json` beside the manifest: what has happened to the image since."""
+
+    used_ms: int = 0
+    uses: int = 0
+    failures: int = 0
+    failed: str = ""
+    """Code, once it may not be used any more until an operator acts."""
+    message: str = ""
+    pinned: bool = False
+
+
+class Store:
+    """`root` is `DIR/images`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def sweep(self) -> list[str]:
+        """At a worker's start: remove what was half written; names of what was removed."""
+        if not self.root.is_dir():
+            return []
+        left = [path for path in self.root.iterdir() if path.name.endswith(DRAFT) or not (path / MANIFEST).is_file()]
+        for path in left:
+            shutil.rmtree(path)
+        return [path.name for path in left]
+
+    def draft(self, image: str) -> Path:
+        """An empty directory to write an image to."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.root / f"{image}{DRAFT}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+        return path
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        """Make a draft the image: digests, then everything to disk, then the manifest, then its name. Raises OSError."""
+        draft, final = self.root / f"{manifest.image}{DRAFT}", self.root / manifest.image
+        for log in _LOGS:
+            (draft / log).unlink(missing_ok=True)
+        files = tuple(_file(path) for path in sorted(draft.iterdir()))
+        for path in draft.iterdir():
+            _fsync(path)
+        whole = replace(manifest, files=files)
+        (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
+        _fsync(draft / MANIFEST)
+        _fsync(draft)
+        shutil.rmtree(final, ignore_errors=True)
+        draft.rename(final)
+        _fsync(self.root)
+        return whole
+
+    def discard(self, image: str) -> None:
+        """Remove a draft."""
+        shutil.rmtree(self.root / f"{image}{DRAFT}", ignore_errors=True)
+
+    def images(self) -> Iterator[str]:
+        """Names of all images, broken ones included."""
+        if self.root.is_dir():
+            yield from sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.endswith(DRAFT))
+
+    def read(self, image: str) -> Manifest:
+        """Raises ImageBroken (`manifest_missing`, `manifest_broken`)."""
+        try:
+            manifest = msgspec.json.decode((self.root / image / MANIFEST).read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            raise ImageBroken("manifest_missing", f"{image} has no manifest: it was not finished") from None
+        except msgspec.MsgspecError as error:
+            raise ImageBroken("manifest_broken", f"the manifest of {image} can't be read: {error}") from None
+        return manifest
+
+    def verify(self, manifest: Manifest) -> None:
+        """Compare every file with its digest (about 1 GB/s). Raises ImageBroken (`image_truncated`, `image_corrupt`)."""
+        directory = self.root / manifest.image
+        for file in manifest.files:
+            path = directory / file.name
+            size = path.stat().st_size if path.is_file() else -1
+            if size != file.size_bytes:
+                raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} has {size} bytes, not {file.size_bytes}")
+        for file in manifest.files:
+            if _digest(directory / file.name) != file.digest:
+                raise ImageBroken("image_corrupt", f"{file.name} of {manifest.image} is not what was written")
+
+    def path(self, image: str) -> Path:
+        return self.root / image
+
+    def standing(self, image: str) -> Standing:
+        try:
+            return msgspec.json.decode((self.root / image / "standing.json").read_bytes(), type=Standing)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return Standing()  # as if it had never been used: nothing but its age is lost
+
+    def used(self, image: str) -> None:
+        known = self.standing(image)
+        self._stand(image, replace(known, used_ms=time.time_ns() // 1_000_000, uses=known.uses + 1, failures=0))
+
+    def failed(self, image: str, code: str, message: str, *, final: bool = False) -> Standing:
+        """Count a failure; the second (or a final one) makes the image a failed one."""
+        known = self.standing(image)
+        count = known.failures + 1
+        given_up = code if final or count >= TRIES else ""
+        return self._stand(image, replace(known, failures=count, failed=given_up, message=message))
+
+    def pin(self, image: str, *, pinned: bool) -> None:
+        self._stand(image, replace(self.standing(image), pinned=pinned))
+
+    def remove(self, image: str) -> None:
+        """Take its name away first, so that nobody sees half of it."""
+        gone = self.root / f"{image}.gone{DRAFT}"
+        shutil.rmtree(gone, ignore_errors=True)
+        try:
+            (self.root / image).rename(gone)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(gone)
+
+    def surplus(self, quota_bytes: int, *, keep: frozenset[str] = frozenset()) -> list[str]:
+        """What has to go for the rest to fit into the quota, least valuable first: failed ones, then the longest unused."""
+        known = []
+        for image in self.images():
+            standing = self.standing(image)
+            size = sum(path.stat().st_size for path in (self.root / image).iterdir() if path.is_file())
+            known.append((not standing.failed, standing.used_ms, image, size, standing.pinned or image in keep))
+        over = sum(size for *_, size, _ in known) - quota_bytes
+        gone = []
+        for _, _, image, size, kept in sorted(known):
+            if over > 0 and not kept:
+                gone.append(image)
+                over -= size
+        return gone
+
+    def _stand(self, image: str, standing: Standing) -> Standing:
+        path = self.root / image / "standing.json"
+        draft = path.with_suffix(".new")
+        try:
+            draft.write_bytes(msgspec.json.encode(standing))
+            draft.replace(path)
+        except FileNotFoundError:
+            pass  # the image is gone, and its history with it
+        return standing
+
+
+def _file(path: Path) -> File:
+    return File(path.name, path.stat().st_size, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() if path.stat().st_size else blake3().hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

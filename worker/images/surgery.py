@@ -1,0 +1,181 @@
+"""What a holder does to its engine with CRIU: out to disk, and back from there."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from worker import namespaces, processes
+from worker.census import Census
+from worker.engineport import EnginePort
+from worker.engines.messages import Fault, Park
+from worker.engines.parking import RELEASE
+from worker.holdermessages import Dump, Restore
+from worker.images import criu
+from worker.instancedir import InstanceDir
+
+POLL_S: Final = 0.002
+REAP_S: Final = 5.0
+
+
+class SurgeryFailed(Exception):
+    """`code`: `dump_failed`, `restore_failed`, `pid_taken`, `step_deadline` or the engine's own."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class Surgery:
+    """One holder's. Its caller reaps: `reaped` must be told of every child that has ended."""
+
+    def __init__(self, directory: InstanceDir, census: Census) -> None:
+        self._directory, self._census = directory, census
+        self._awaited: dict[int, asyncio.Future[int]] = {}
+
+    @property
+    def place(self) -> Path:
+        """The instance's directory, as its engine sees it."""
+        return namespaces.PLACE if self._census.apart else self._directory.path
+
+    def park_in(self, pid: int) -> Path:
+        """Where engine `pid` waits for its release. Without namespaces no two engines have one pid, so it names the place."""
+        return namespaces.PLACE if self._census.apart else self._run / "parked" / str(pid)
+
+    @property
+    def _run(self) -> Path:
+        return self._directory.path.parent.parent
+
+    def reaped(self, pid: int, status: int) -> None:
+        if (awaited := self._awaited.pop(pid, None)) is not None and not awaited.done():
+            awaited.set_result(os.waitstatus_to_exitcode(status))
+
+    async def dump(self, port: EnginePort, pid: int, wanted: Dump) -> None:
+        """Raises SurgeryFailed or NotTold; then the engine is as it was before, or dead."""
+        place, images = self.park_in(pid), Path(wanted.directory)
+        _clear_way(place)
+        reply = await port.tell(Park(place=str(place)), wanted.deadline_ms / 1000)
+        if isinstance(reply, Fault):
+            raise SurgeryFailed(reply.code, reply.message)
+        try:
+            async with asyncio.timeout(wanted.deadline_ms / 1000):
+                while port.connected:  # noqa: ASYNC110 (the end of another process's socket)
+                    await asyncio.sleep(POLL_S)
+            _make(images)
+            argv = criu.dump_argv(wanted.criu, pid, str(images), str(self._nothing()))
+            await self._run_criu(argv, images / "dump.log", "dump_failed", wanted.deadline_ms / 1000)
+            await self._gone(pid)
+        except TimeoutError:
+            self.release(place)
+            raise SurgeryFailed("step_deadline", f"the engine was not parked within {wanted.deadline_ms} ms") from None
+        except SurgeryFailed:
+            self.release(place)
+            raise
+
+    async def restore(self, wanted: Restore) -> None:
+        """Raises SurgeryFailed; then nothing of it is left."""
+        _clear_way(Path(wanted.place))
+        log = self._directory.log("restore")
+        argv = criu.restore_argv(wanted.criu, wanted.directory, str(self._directory.path), str(self._nothing()))
+        with self._turn() as first:
+            if not first:
+                raise SurgeryFailed("pid_taken", "another restore is under way on this node, and pids are shared by all")
+            if processes.identify(wanted.pid) is not None:
+                raise SurgeryFailed("pid_taken", f"pid {wanted.pid}, which the image needs, is another process's")
+            try:
+                await self._run_criu(argv, log, "restore_failed", wanted.deadline_ms / 1000)
+                if wanted.pid not in children():
+                    raise SurgeryFailed("restore_failed", f"criu succeeded, and there is no process {wanted.pid}")
+            except SurgeryFailed:
+                await self._end_all()
+                raise
+
+    def release(self, place: Path) -> None:
+        """Tell a parked engine that it is this instance's."""
+        draft = place / f"{RELEASE}.new"
+        draft.write_text(str(self.place), encoding="utf-8")
+        draft.replace(place / RELEASE)
+
+    async def _run_criu(self, argv: list[str], log: Path, code: str, deadline_s: float) -> None:
+        process = subprocess.Popen(  # noqa: ASYNC220 (a fork; nothing is waited for)
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        self._awaited[process.pid] = ended = asyncio.get_running_loop().create_future()
+        process.returncode = 0  # reaped by the holder, not by this object
+        try:
+            status = await asyncio.wait_for(asyncio.shield(ended), deadline_s)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # our own child, not reaped yet, and leader of its own group
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended, REAP_S)
+            raise SurgeryFailed("step_deadline", f"criu did not end within {deadline_s:g} s: {criu.last_words(log)}") from None
+        if status != 0:
+            raise SurgeryFailed(code, f"criu ended with status {status}: {criu.last_words(log)}")
+
+    async def _gone(self, pid: int) -> None:
+        for _ in range(round(REAP_S / POLL_S)):
+            if pid not in children():
+                return
+            await asyncio.sleep(POLL_S)
+        raise SurgeryFailed("dump_failed", f"the engine (pid {pid}) outlived its dump")
+
+    async def _end_all(self) -> None:
+        """End what a failed restore has left: all our children are its, and orphans of theirs become ours."""
+        for _ in range(round(REAP_S / POLL_S)):
+            left = children()
+            if not left:
+                return
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(POLL_S)
+
+    def _nothing(self) -> Path:
+        """An empty directory."""
+        nothing = self._run / "nothing"
+        nothing.mkdir(mode=0o700, exist_ok=True)
+        return nothing
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Where all share one pid namespace, one restore at a time."""
+        if self._census.apart:
+            yield True
+            return
+        lock = os.open(self._run / "restore.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(lock)
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _clear_way(place: Path) -> None:
+    """A release that was left there would end the wait of the next one too early."""
+    _make(place)
+    (place / RELEASE).unlink(missing_ok=True)
+
+
+def children() -> list[int]:
+    """Pids of this process's children, dead ones that are not reaped included."""
+    me = os.getpid()
+    return [int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text(encoding="ascii").split()]
