@@ -1,5 +1,6 @@
 """What a machine must have to run a plane, and what is good to have: one small check each, with its cure."""
 
+import os
 import shutil
 import socket
 import subprocess
