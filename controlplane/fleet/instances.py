@@ -1,0 +1,77 @@
+"""What events mean for instances: where each is, where it is told to be, what it holds."""
+
+from msgspec.structs import replace
+
+from controlplane.envelope import Recorded
+from controlplane.events import (
+    InstanceCreated,
+    InstanceDirected,
+    InstanceEnded,
+    InstanceFailed,
+    InstanceOverdue,
+    InstanceSaved,
+    InstanceSlept,
+    InstanceUp,
+)
+from controlplane.fleet import images, requests, weights
+from controlplane.fleet.members import Directive, Instance
+from controlplane.fleet.state import Fleet
+from controlplane.rungs import Rung
+
+
+def changed(fleet: Fleet, instance: str, **changes: object) -> Fleet:
+    return replace(fleet, instances=fleet.instances.set(instance, replace(fleet.instances[instance], **changes)))
+
+
+def created(fleet: Fleet, e: InstanceCreated, at: int) -> Fleet:
+    instance = Instance(instance=e.instance, node=e.node, configuration=e.configuration, created_ms=at, since_ms=at)
+    return replace(fleet, instances=fleet.instances.set(e.instance, instance))
+
+
+def directed(fleet: Fleet, e: InstanceDirected, recorded: Recorded) -> Fleet:
+    directive = Directive(
+        number=recorded.position, rung=e.rung, model=e.model, revision=e.revision, grant=e.grant, code=e.code,
+        at_ms=recorded.at_ms, operation=recorded.operation, victim_of=e.victim_of, need_bytes=e.need_bytes,
+        pool_bytes=e.pool_bytes,
+    )  # fmt: skip
+    leased = frozenset({e.for_request}) if e.for_request else frozenset()
+    told = changed(fleet, e.instance, directive=directive, leased_to=leased)
+    return requests.leased(told, e.for_request, e.instance) if e.for_request else told
+
+
+def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
+    known = fleet.instances[e.instance]
+    again = (known.rung, known.model, known.revision) == (Rung.UP, e.model, e.revision)  # only its endpoint is new
+    risen = changed(
+        fleet if again else requests.stranded(fleet, known, at), e.instance, rung=Rung.UP, model=e.model,
+        since_ms=known.since_ms if again else at, served=known.served if again else 0,
+        idle_since_ms=known.idle_since_ms if again else at, revision=e.revision,
+        weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
+        image=e.image or known.image,
+    )  # fmt: skip
+    return images.used(weights.used(risen, e.node, e.weight_set, at), e.image, at)
+
+
+def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
+    left = requests.stranded(fleet, fleet.instances[e.instance], at)
+    return changed(
+        left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used, weight_set=None
+    )
+
+
+def saved(fleet: Fleet, e: InstanceSaved, at: int) -> Fleet:
+    left = requests.stranded(fleet, fleet.instances[e.instance], at)
+    return changed(
+        left, e.instance, rung=Rung.SAVED, since_ms=at, image=e.image, pid=None, endpoint=None, device=None,
+        bytes_mapped=0, bytes_used=0, weight_set=None,
+    )  # fmt: skip
+
+
+def gone(fleet: Fleet, e: InstanceEnded | InstanceFailed, at: int) -> Fleet:
+    left = requests.stranded(fleet, fleet.instances[e.instance], at)
+    return replace(left, instances=left.instances.delete(e.instance))
+
+
+def overdue(fleet: Fleet, e: InstanceOverdue) -> Fleet:
+    directive = fleet.instances[e.instance].directive
+    return changed(fleet, e.instance, directive=replace(directive, overdue=True)) if directive else fleet

@@ -1,0 +1,29 @@
+"""What events mean for nodes and their devices."""
+
+from msgspec.structs import replace
+
+from controlplane.events import DeviceDeclared, DeviceWithdrawn, NodeFellSilent, NodeHeardAgain, NodeJoined
+from controlplane.fleet.members import Device, Node
+from controlplane.fleet.state import Fleet
+
+
+def joined(fleet: Fleet, e: NodeJoined) -> Fleet:
+    node = Node(
+        node=e.node, address=e.address, incarnation=e.incarnation, boot=e.boot,
+        pool_budget_bytes=e.pool_budget_bytes, version=e.version, no_images=e.no_images,
+    )  # fmt: skip
+    return replace(fleet, nodes=fleet.nodes.set(e.node, node))
+
+
+def heard(fleet: Fleet, e: NodeFellSilent | NodeHeardAgain) -> Fleet:
+    node = replace(fleet.nodes[e.node], heard=isinstance(e, NodeHeardAgain))
+    return replace(fleet, nodes=fleet.nodes.set(e.node, node))
+
+
+def declared(fleet: Fleet, e: DeviceDeclared) -> Fleet:
+    device = Device(device=e.device, node=e.node, name=e.name, kind=e.kind, size_bytes=e.size_bytes)
+    return replace(fleet, devices=fleet.devices.set(e.device, device))
+
+
+def withdrawn(fleet: Fleet, e: DeviceWithdrawn) -> Fleet:
+    return replace(fleet, devices=fleet.devices.delete(e.device))
