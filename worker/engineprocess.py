@@ -1,0 +1,165 @@
+"""The engine's process as its holder has it: started, ended, reaped, written to disk and brought back."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from worker import namespaces, processes, tether
+from worker.census import Census
+from worker.engineport import EnginePort, NotTold
+from worker.holdermessages import Denied, Dump, Restore
+from worker.images.surgery import Surgery, SurgeryFailed, children
+from worker.instancedir import Exit, InstanceDir
+from worker.processes import Process
+
+KILL_S: Final = 5.0
+"""From SIGKILL to the end: freeing tens of GiB takes a second or two; beyond that the kernel is stuck and we can't help."""
+ENVIRONMENT: Final = (
+    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
+    "COVERAGE_PROCESS_START", "ENGINEHOUSE_PLANE",
+)  # fmt: skip
+"""What an engine inherits: nothing secret, nothing of an instance; the last one says which plane it belongs to."""
+
+
+class EngineProcess:
+    """One holder's. Its caller calls `reap` on SIGCHLD.
+
+    Attributes:
+        known: the engine as the machine knows it, dead or alive; None: never started, or on disk.
+        inner: the same process by its pid in the holder's own pid namespace.
+        exit: how it ended, unless its end was meant (`dump`).
+    """
+
+    def __init__(self, directory: InstanceDir, census: Census, port: EnginePort) -> None:
+        self._directory, self._census, self._port = directory, census, port
+        self._surgery = Surgery(directory, census)
+        self._restored = False
+        self._reaped = asyncio.Event()
+        self.known: Process | None = None
+        self.inner: Process | None = None
+        self.exit: Exit | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing lives here."""
+        return self.known is None or self.exit is not None
+
+    @property
+    def place(self) -> Path:
+        """The instance's directory, as the engine sees it."""
+        return self._surgery.place
+
+    @property
+    def park_in(self) -> Path | None:
+        """Where the engine waits for its release once it is parked; None: there is no engine."""
+        return self._surgery.park_in(self.inner.pid) if self.inner else None
+
+    @property
+    def death(self) -> str | None:
+        """How it ended, in words; None: it has not, or it was meant."""
+        if self.exit is None:
+            return None
+        status = self.exit.status
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return f"the engine's process ended with {how}"
+
+    def start(self, argv: tuple[str, ...]) -> Denied | None:
+        if (denied := self._begin()) is not None:
+            return denied
+        try:
+            self._know(self._spawn(argv))
+        except OSError as error:
+            return Denied(code="start_failed", message=f"{argv[0]} can't be run: {error}")
+        return None
+
+    def _spawn(self, argv: tuple[str, ...]) -> int:
+        log = os.open(self._directory.engine_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            if self._census.apart:
+                namespaces.begin_pids_at(namespaces.FIRST_PID)
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {"PYTHONUNBUFFERED": "1"},
+                preexec_fn=tether.dying_with_parent(),  # noqa: PLW1509 (this process has one thread)
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        child.returncode = 0  # reaped by `reap`, not by this object
+        return child.pid
+
+    def _know(self, inner: int) -> None:
+        self.inner = processes.identify(inner)
+        self.known = self._census.outside(inner)
+        self._directory.edit(engine=self.known)
+
+    def _begin(self) -> Denied | None:
+        """Make way for an engine. There is one in a holder's life, but for a restored one that died: a cold one may follow."""
+        if self.known is not None and not (self._restored and self.exit is not None):
+            return Denied(code="started_already", message=f"an engine was started already, pid {self.known.pid}")
+        self.known, self.inner, self.exit, self._restored = None, None, None, False
+        self._reaped.clear()
+        return None
+
+    async def dump(self, wanted: Dump) -> Denied | None:
+        if self.known is None or self.inner is None or self.exit is not None:
+            return Denied(code="engine_died", message="there is no engine")
+        before, self.known = self.known, None  # its end is meant now: `reap` must not take it for a death
+        try:
+            await self._surgery.dump(self._port, self.inner.pid, wanted)
+        except NotTold as error:
+            self.known = before
+            return Denied(code=error.code, message=error.message)
+        except SurgeryFailed as failure:
+            self.known = before
+            return Denied(code=failure.code, message=failure.message)
+        self.inner = None
+        self._directory.edit(engine=None)
+        return None
+
+    async def restore(self, wanted: Restore) -> Denied | None:
+        if (denied := self._begin()) is not None:
+            return denied
+        try:
+            await self._surgery.restore(wanted)
+        except SurgeryFailed as failure:
+            return Denied(code=failure.code, message=failure.message)
+        self._know(wanted.pid)
+        self._restored = True
+        self._surgery.release(Path(wanted.place))
+        return None
+
+    async def kill(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_s` seconds (0: at once); return when it and what it left behind are reaped."""
+        engine = self.inner
+        if engine is None or self.exit is not None:
+            return
+        for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
+            if wait_s == 0:
+                continue
+            processes.send(engine, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._reaped.wait(), wait_s)
+                return
+
+    def reap(self) -> None:
+        """Take every child's exit; once the engine has gone, end what it left behind."""
+        with contextlib.suppress(ChildProcessError):
+            while (reaped := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, status = reaped
+                self._surgery.reaped(pid, status)
+                if self.known is not None and self.inner is not None and pid == self.inner.pid and self.exit is None:
+                    self.exit = Exit(os.waitstatus_to_exitcode(status), time.time_ns() // 1_000_000)
+                    with contextlib.suppress(FileNotFoundError):  # the worker has cleaned up: nobody is left to tell
+                        self._directory.edit(exit=self.exit)
+                    self._port.lose("engine_died", self.death or "")
+        if self.exit is not None:
+            left = children()
+            for pid in left:  # ours and not reaped, so the pid can't mean another
+                os.kill(pid, signal.SIGKILL)
+            if not left:
+                self._reaped.set()
