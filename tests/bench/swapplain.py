@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.swapengine import PROMPT
-from worker.engines.vllm import _ENVIRONMENT, engine_arguments
+from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments
 
 
 def main() -> None:
     model, result, cycles, arguments, levels = sys.argv[1:6]
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     begun = time.monotonic()
     import torch

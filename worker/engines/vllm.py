@@ -10,34 +10,11 @@ from typing import Any, Final
 from worker import gpus
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State, Stocked
+from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments, sampling_parameters
+from worker.engines.vllm_faults import faults
 
 CHECK: Final = "check"
 """Name of the request of a known-answer check; callers' names are longer."""
-_LEAST_SHARE: Final = 0.01
-"""vLLM looks whether this part of the device is free before it starts. What it takes is said in bytes (`kv_bytes`) instead."""
-_ENVIRONMENT: Final = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "USE_LIBUV": "0",
-    "VLLM_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "WARNING",
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-}  # fmt: skip
-"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics."""
-
-
-def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool) -> dict[str, Any]:
-    """vLLM's arguments for those of the allow-list. Nothing else reaches it."""
-    graphs = {"mode": 3} if arguments.get("compile") else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-    eager = bool(arguments.get("enforce_eager"))
-    chosen = {
-        "model": str(source), "skip_tokenizer_init": True, "trust_remote_code": False, "enable_sleep_mode": True,
-        "dtype": arguments.get("dtype", "bfloat16"), "seed": 0, "disable_log_stats": True,
-        "load_format": "dummy" if bare else "auto", "gpu_memory_utilization": _LEAST_SHARE,
-        "kv_cache_memory_bytes": arguments.get("kv_bytes", 2 << 30), "max_num_seqs": arguments.get("max_num_seqs", 64),
-        "max_model_len": arguments.get("max_model_len"), "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
-        "enable_prefix_caching": arguments.get("prefix_caching", True), "enforce_eager": eager,
-    }  # fmt: skip
-    if not eager:
-        chosen["compilation_config"] = graphs
-    return {name: value for name, value in chosen.items() if value is not None}
 
 
 class VllmEngine:
@@ -50,7 +27,7 @@ class VllmEngine:
         self._device = device
         self._source = "" if bare else str(source)
         """Whose weights lie in vLLM's own memory."""
-        os.environ.update(_ENVIRONMENT)
+        os.environ.update(ENVIRONMENT)
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ["CUDA_VISIBLE_DEVICES"] = _ordinal(device)
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - the environment counts when these are imported
@@ -84,7 +61,7 @@ class VllmEngine:
         begun = time.monotonic()
         if self._backend.weights.attached is not None:
             raise EngineFault("busy", f"{self._backend.weights.attached} is mapped: sleep and detach first")
-        with _faults(pool_socket, self._device):
+        with faults(pool_socket, self._device):
             if (known := find(pool_socket, source, form)) is not None:
                 return Stocked(weight_set=known, size_bytes=self._backend.weights.shared_bytes, read_bytes=0)
             if self._source != source:
@@ -122,7 +99,7 @@ class VllmEngine:
         if weights.own:
             weights.drop_own()
             self._source = ""
-        with _faults(pool_socket, self._device):
+        with faults(pool_socket, self._device):
             try:
                 filled = self._backend.attach(weight_set, pool_socket=pool_socket)
             except BaseException:
@@ -182,7 +159,7 @@ class VllmEngine:
         if not prompt or not all(0 <= token < self._vocabulary for token in prompt):
             raise EngineFault("failed", f"a prompt must hold ids from 0 to {self._vocabulary - 1}")
         asked = EngineCoreRequest(
-            request_id=request, prompt_token_ids=list(prompt), mm_features=None, sampling_params=_parameters(sampling),
+            request_id=request, prompt_token_ids=list(prompt), mm_features=None, sampling_params=sampling_parameters(sampling),
             pooling_params=None, arrival_time=time.time(), lora_request=None, cache_salt=None, data_parallel_rank=None,
         )  # fmt: skip
         self._core.add_request(*self._core.preprocess_add_request(asked))
@@ -254,56 +231,9 @@ class VllmEngine:
         )  # fmt: skip
 
 
-def _parameters(sampling: Sampling) -> Any:
-    from vllm import SamplingParams  # noqa: PLC0415
-
-    return SamplingParams(
-        max_tokens=sampling.max_tokens, min_tokens=sampling.min_tokens, temperature=sampling.temperature,
-        top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed, presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty, repetition_penalty=sampling.repetition_penalty,
-        stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_ids), ignore_eos=sampling.ignore_eos,
-        detokenize=False,
-    )  # fmt: skip
-
-
 def _ordinal(device: str) -> str:
     """CUDA's number of a GPU. Raises SystemExit for one that is not here."""
     for known in gpus.gpus():
         if known.uuid == device:
             return str(known.index)
     raise SystemExit(f"this machine has no GPU {device!r}; it has {', '.join(one.uuid for one in gpus.gpus()) or 'none'}")
-
-
-def users(of: dict[int, int]) -> str:
-    """Who has a device's memory, the largest first, in words."""
-    if not of:
-        return "the driver does not say who has the memory"
-    ordered = sorted(of.items(), key=lambda one: -one[1])
-    return "used by " + ", ".join(f"pid {pid} ({size} bytes)" for pid, size in ordered)
-
-
-class _faults:
-    """The pool's refusals and a layout that does not fit, as the engine's."""
-
-    def __init__(self, pool_socket: str, device: str) -> None:
-        self._pool_socket, self._device = pool_socket, device
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from pool.client import PoolRefused  # noqa: PLC0415
-        from pool.native import LayoutDiffers  # noqa: PLC0415
-
-        match error:
-            case PoolRefused(code="device_full"):
-                raise EngineFault(error.code, f"{error.message}; {users(gpus.processes(self._device))}") from error
-            case PoolRefused():
-                raise EngineFault(error.code, error.message) from error
-            case LayoutDiffers():
-                raise EngineFault("layout", str(error)) from error
-            case ConnectionError() | TimeoutError() | FileNotFoundError():
-                raise EngineFault("pool", f"the pool at {self._pool_socket} does not answer: {error}") from error
-            case OSError() | RuntimeError():
-                raise EngineFault("no_memory", str(error)) from error
-            case _:
-                return

@@ -8,7 +8,9 @@ from controlplane import arguments
 from controlplane.refusal import Refused
 from worker.engines.fake import FakeEngine
 from worker.engines.interface import EngineFault
-from worker.engines.vllm import VllmEngine, engine_arguments, users
+from worker.engines.vllm import VllmEngine
+from worker.engines.vllm_arguments import engine_arguments
+from worker.engines.vllm_faults import users
 from worker.gpus import gpus
 
 

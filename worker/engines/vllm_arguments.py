@@ -1,0 +1,44 @@
+"""What vLLM is told: its environment and arguments at its start, the sampling of each request. Nothing else reaches it."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from worker.engines.messages import Sampling
+
+_LEAST_SHARE: Final = 0.01
+"""vLLM looks whether this part of the device is free before it starts. What it takes is said in bytes (`kv_bytes`) instead."""
+ENVIRONMENT: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "USE_LIBUV": "0",
+    "VLLM_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "WARNING",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}  # fmt: skip
+"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics."""
+
+
+def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool) -> dict[str, Any]:
+    """vLLM's arguments for those of the allow-list."""
+    graphs = {"mode": 3} if arguments.get("compile") else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    eager = bool(arguments.get("enforce_eager"))
+    chosen = {
+        "model": str(source), "skip_tokenizer_init": True, "trust_remote_code": False, "enable_sleep_mode": True,
+        "dtype": arguments.get("dtype", "bfloat16"), "seed": 0, "disable_log_stats": True,
+        "load_format": "dummy" if bare else "auto", "gpu_memory_utilization": _LEAST_SHARE,
+        "kv_cache_memory_bytes": arguments.get("kv_bytes", 2 << 30), "max_num_seqs": arguments.get("max_num_seqs", 64),
+        "max_model_len": arguments.get("max_model_len"), "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
+        "enable_prefix_caching": arguments.get("prefix_caching", True), "enforce_eager": eager,
+    }  # fmt: skip
+    if not eager:
+        chosen["compilation_config"] = graphs
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def sampling_parameters(sampling: Sampling) -> Any:
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens, min_tokens=sampling.min_tokens, temperature=sampling.temperature,
+        top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed, presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty, repetition_penalty=sampling.repetition_penalty,
+        stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_ids), ignore_eos=sampling.ignore_eos,
+        detokenize=False,
+    )  # fmt: skip
