@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.tinymodels import byte_tokenizer
-from worker.frontend.chat import FAKE, count_tokens, load
+from worker.frontend.chat import FAKE, count_tokens, load, vocabulary
 from worker.frontend.request import Invalid
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Příliš 👩🏽‍🚀 <b>\n"}]}
@@ -55,6 +55,18 @@ def test_a_template_can_refuse_but_not_escape(tmp_path: Path, template: str) -> 
     with pytest.raises(Invalid, match="chat template refuses") as refused:
         count_tokens(tmp_path, "chat", CHAT)
     assert refused.value.param == "messages"
+
+
+def test_models_that_bring_the_same_tokenizer_share_it_and_keep_their_own_templates(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        byte_tokenizer(tmp_path / name)
+        template = {"chat_template": f"{name}: {{{{ messages[0].content }}}}"}
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(template))
+    content = (tmp_path / "one" / "tokenizer.json").read_bytes()
+    assert vocabulary(content) is vocabulary((tmp_path / "other" / "tokenizer.json").read_bytes())
+    chat = [{"role": "user", "content": "x"}]
+    assert [load(tmp_path / name).render(chat) for name in ("one", "other")] == ["one: x", "other: x"]
 
 
 def test_without_a_template_completions_only(tmp_path: Path) -> None:
