@@ -49,6 +49,10 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Asked to shut down, then SIGTERM for as long, then SIGKILL."""
     clear: float = 30.0
     """Each process's own deadlines are within it."""
+    pulse: float = 3.0
+    """Between two questions to an engine, and to a frontend, that nobody has told anything."""
+    hung: float = 20.0
+    """Such a question's answer. An engine reads it between two of its steps; one over a long prompt takes seconds on a CPU."""
     pool: float = 60.0
     """How long a climb waits for a pool daemon that is away, or for room that a dismissed set still takes."""
 

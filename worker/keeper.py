@@ -20,7 +20,8 @@ from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.local import LocalInstance
 from worker.occupancy import used_bytes
-from worker.plan import ABANDONABLE, EngineState, Move, Observed, StepName, plan
+from worker.plan import ABANDONABLE, SILENT, EngineState, Move, Observed, StepName, plan
+from worker.pulse import Pulse
 from worker.report import Report
 from worker.site import Site
 
@@ -40,6 +41,7 @@ class Keeper:
         self._site, self._report = site, report
         self._changed = asyncio.Event()
         self.local = LocalInstance(site, instance, self._changed.set)
+        self._pulse = Pulse(self.local)
         self._wanted: Wanted | None = None
         self._began = time.monotonic()
         self._steps: list[Step] = []
@@ -68,7 +70,7 @@ class Keeper:
         finally:
             for task in self._running.values():
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*self._running.values(), self._pulse.stop(), return_exceptions=True)
             self.local.forget()
 
     async def _turn(self) -> bool:
@@ -87,19 +89,24 @@ class Keeper:
                 if move not in self._running:
                     self._running[move] = asyncio.create_task(steps.run(self.local, wanted, move))
                     self._begun_for[move] = _number(wanted)
-        if not self._running and not moves:
-            if self._settle(wanted, rung):
-                return True
-            await self._changed.wait()
-            return False
+        if not self._running and not moves and self._settle(wanted, rung):
+            return True
         return await self._await_steps()
 
     async def _await_steps(self) -> bool:
+        """Wait for a step's end, for news, or for a process that has stopped answering."""
+        if all(move.step in SILENT for move in self._running):
+            self._pulse.feel()
+        else:
+            await self._pulse.stop()  # a step has its own deadline, and may keep the engine from answering anybody else
         poked = asyncio.create_task(self._changed.wait())
         try:
-            await asyncio.wait({*self._running.values(), poked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*self._running.values(), *self._pulse.felt, poked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             poked.cancel()
+        if (hung := self._pulse.hung()) is not None:
+            self.local.lost = hung.code, hung.message
+            self.local.note(engine=EngineState.DEAD)  # as good as: it is killed before anything is said of it
         for move in [move for move, task in self._running.items() if task.done()]:
             task = self._running.pop(move)
             failure = _failure(move, task)

@@ -66,8 +66,8 @@ class Service:
             await asyncio.shield(processes.end(process, grace_s=0))
             raise
 
-    async def status(self, port: int) -> Status:
-        return await self._call("GET", "/status", port, deadline_s=ANSWER_S)
+    async def status(self, port: int, *, deadline_s: float = ANSWER_S) -> Status:
+        return await self._call("GET", "/status", port, deadline_s=deadline_s)
 
     async def serve(self, port: int, what: dict[str, Any], *, deadline_s: float) -> Status:
         """Admit requests for what the body names (fields of `frontend.serving.Serving`)."""
