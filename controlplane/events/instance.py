@@ -136,7 +136,7 @@ class InstanceFailed(Event, frozen=True, kw_only=True):
     rung: Rung
     step: str
     code: str
-    """`engine_died`, `start_failed`, `step_deadline`, `no_room`, `weights_unusable`, `check_mismatch`,
+    """`engine_died`, `engine_hung`, `start_failed`, `step_deadline`, `no_room`, `weights_unusable`, `check_mismatch`,
     `lost`, `holder_died`, ..."""
     message: str
 

@@ -1,0 +1,85 @@
+"""Processes of an instance that are stopped and not killed: nothing about them ends by itself."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from controlplane.rungs import Rung
+from tests.plane import NODE, PlaneUnderTest, fake, grants_overlap, running
+
+MODEL = "m"
+TEXT = "a stream that stands still and must not do so for ever; " * 3
+HUNG_S = 3.0
+SEEN_S = 30.0
+"""From a freeze to the caller's news: the question, the last one, two busy cores."""
+SETTINGS = NODE + fake(MODEL, tokens_per_s=50)
+ENVIRONMENT = {"ENGINEHOUSE_DEADLINES": json.dumps({"pulse": 0.5, "hung": HUNG_S})}
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[PlaneUnderTest]:
+    with running(SETTINGS, environment=ENVIRONMENT) as started:
+        yield started
+
+
+async def test_the_caller_of_a_frozen_engine_gets_a_typed_error_and_the_next_one_an_answer(plane: PlaneUnderTest) -> None:
+    expected = await plane.chat(MODEL, TEXT)
+    text, error = await _frozen_while_streaming(plane, "engine")
+    assert text
+    assert expected.startswith(text)
+    assert isinstance(error, openai.APIError)
+    assert "engine_died" in json.dumps(error.body), error
+    assert await plane.chat(MODEL, "next")
+    failures: list[Any] = [one.event for one in await plane.events("InstanceFailed")]
+    assert [failed.code for failed in failures] == ["engine_hung"]
+    assert not grants_overlap(await plane.events())
+
+
+async def test_a_stream_goes_on_where_its_frozen_frontend_left_it(plane: PlaneUnderTest) -> None:
+    expected = await plane.chat(MODEL, TEXT)
+    assert await _frozen_while_streaming(plane, "frontend") == (expected, None)
+
+
+async def test_down_ends_what_is_frozen() -> None:
+    plane = PlaneUnderTest(SETTINGS)
+    try:
+        plane.start()
+        await plane.chat(MODEL, "hello")
+        instance = await plane.serving(MODEL)
+        parts = [plane.part(instance.instance, name) for name in ("engine", "holder", "frontend")]
+        for one in (*parts, plane.child("worker"), plane.child("pool")):
+            plane.kill(one, signal.SIGSTOP)
+        assert plane.down() == 0
+        assert not any(one.alive for one in parts)
+    except BaseException:
+        plane._remove(keep=True)
+        raise
+    plane.finish()
+
+
+async def _frozen_while_streaming(plane: PlaneUnderTest, victim: str) -> tuple[str, Exception | None]:
+    """Ask, freeze one in the middle of the answer, and return what the caller got of it."""
+    await plane.chat(MODEL, "well?")
+    instance = await plane.serving(MODEL)
+    assert instance.rung is Rung.UP
+    frozen = plane.part(instance.instance, victim)
+    got: list[str] = []
+    async with plane.openai() as client, asyncio.timeout(SEEN_S):
+        try:
+            stream: Any = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": TEXT}], stream=True
+            )
+            async for chunk in stream:
+                if chunk.choices and chunk.choices[0].delta.content:
+                    got.append(chunk.choices[0].delta.content)
+                if len(got) == 10 and frozen.alive:
+                    plane.kill(frozen, signal.SIGSTOP)
+        except (openai.APIError, httpx.HTTPError) as error:
+            return "".join(got), error
+    return "".join(got), None
