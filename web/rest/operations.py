@@ -40,6 +40,11 @@ async def operation(
 ) -> shapes.OperationView:  # fmt: skip
     services = services_of(request)
     fleet = await fleet_after(services, after)
+    if name not in fleet.operations:
+        events = await _events(services, name)
+        if not isinstance(events[-1].event, OperationRequested):
+            return _ended(events[-1], events[0])
+        fleet = await fleet_after(services, events[-1].position)  # asked for so lately that the view is behind the log
     if wait and name in fleet.operations:
         try:
             fleet = await services.view.wait_for(lambda now: name not in now.operations, wait)
@@ -48,14 +53,16 @@ async def operation(
     known = fleet.operations.get(name)
     if known is not None:
         return portray.operation(fleet, services.view.beats, known)
-    return await _past(services, name)
+    events = await _events(services, name)
+    return _ended(events[-1], events[0])
 
 
-async def _past(services: Services, name: FromPath[str]) -> shapes.OperationView:
+async def _events(services: Services, name: str) -> list[Recorded]:
+    """An operation's events, at least one. Raises ApiError 404."""
     events = await services.history.of_stream(f"operation:{name}")
     if not events:
         raise ApiError(404, "operation_unknown", f"there is no operation {name[:100]!r}", details={"operation": name[:100]})
-    return _ended(events[-1], events[0])
+    return events
 
 
 def _name(recorded: Recorded) -> str:

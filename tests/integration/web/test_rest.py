@@ -32,6 +32,7 @@ async def test_a_model_is_registered_loaded_put_to_sleep_and_retired(house: Hous
     assert (await get("/api/nodes/n1")).json()["devices"] == ["dev0"]
     assert (await get("/api/weights")).json()[0]["models"] == ["alpha"]
     asleep = await post("/api/models/alpha/sleep")
+    assert asleep.status_code == 202, asleep.text
     await get(asleep.headers["location"] + "&wait=10")
     assert (await get("/api/models/alpha")).json()["state"] == "sleep"
     revised = await house.client.put("/api/models/alpha", json={"source": "fake:alpha", "engine": "fake", "note": "hi"})
@@ -85,6 +86,14 @@ async def test_lists_of_operations_say_who_asked(house: House) -> None:
     loading = await house.client.post("/api/models/alpha/load")
     await house.client.get(loading.headers["location"] + "&wait=10")
     assert [one["actor"] for one in (await house.client.get("/api/operations")).json()] == ["operator:test"]
+
+
+async def test_an_operation_is_waited_for_even_if_the_view_has_not_seen_it_yet(house: House) -> None:
+    await house.register("alpha")
+    for kind in ("load", "sleep", "load", "sleep"):
+        asked = (await house.client.post(f"/api/models/alpha/{kind}")).json()
+        told = (await house.client.get(f"/api/operations/{asked['operation']}?wait=10")).json()
+        assert (told["kind"], told["state"]) == (kind, "succeeded")
 
 
 async def test_a_text_that_no_row_can_hold_finds_nothing(house: House) -> None:
