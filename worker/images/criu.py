@@ -27,8 +27,11 @@ class Criu(Struct, frozen=True):
 
 
 def find(data: Path, given: str = "") -> Path | None:
-    """The settings' own, `DIR/criu/criu`, the PATH's, or what the installer left; None: there is none."""
-    named = (Path(given) if given else None, data / "criu" / "criu", shutil.which("criu"), INSTALLED)
+    """The settings' own, `DIR/criu/criu`, what the installer left, or the PATH's; None: there is none.
+
+    The installer's goes before the PATH's: it was checked here, and a distribution's is often too old.
+    """
+    named = (Path(given) if given else None, data / "criu" / "criu", INSTALLED, shutil.which("criu"))
     return next((Path(path) for path in named if path and os.access(path, os.X_OK) and Path(path).is_file()), None)
 
 
