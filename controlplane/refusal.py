@@ -22,7 +22,7 @@ class Code(StrEnum):
     TOO_LONG = "too_long"
     INVALID = "invalid"
     NOT_AVAILABLE = "not_available"
-    """A feature that this version does not have; never a silent no-op."""
+    """A feature that this version or this machine does not have; never a silent no-op."""
     NO_NODE = "no_node"
     BUSY = "busy"
     """Requests are running; the operation would cut them."""

@@ -31,7 +31,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`hf:org/name@<40 hex>`, an absolute directory, an absolute GGUF file, or `fake:` for the fake engine."""
     engine: EngineName = "transformers"
     arguments: dict[str, Argument] = {}
-    """From the engine's allow-list (settings.py), never passed on unchecked."""
+    """From the engine's allow-list (arguments.py), never passed on unchecked."""
     cells: int | None = None
     """1, 2, 4 or 8 cells of one device; None: worked out from measured bytes (`share = "auto"`)."""
     idle: Idle = Idle()

@@ -11,7 +11,8 @@ from worker.processes import Process
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start the engine. Answer: `Held`; `Denied`: `started_already` (there was one, dead or alive), `start_failed`."""
+    """Start the engine. Answer: `Held`. Denied: `start_failed`, `started_already` (there was one, dead or alive, that did not
+    end in an image; a restored one that died is followed by a cold one)."""
 
     argv: tuple[str, ...]
 
@@ -79,7 +80,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     pid: int
     engine: Process | None
-    """The engine, dead or alive; None: never started."""
+    """The engine, dead or alive; None: never started, or written to disk."""
     exit: Exit | None
     connected: bool
     """Whether the engine has connected to `control.sock`."""

@@ -88,7 +88,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_mapped: int
     bytes_kv: int
     bytes_private: int
-    """Private dirty memory of the process (smaps_rollup), or its memory on the GPU; KV included."""
+    """Anonymous resident memory of the process, or its memory on the GPU (0: the driver does not say); KV included."""
     took_ms: float = 0.0
     bytes_device: int | None = None
     """What the driver says this process has taken of its GPU; the pool's memory counts as the pool's. None: no GPU."""
