@@ -47,7 +47,6 @@ class StepName(StrEnum):
 ABANDONABLE: Final = frozenset({StepName.PREPARE, StepName.STAGE, StepName.CONNECT})
 """Long steps that can be given up half-way: what they leave behind is complete or nobody's. Others are finished first."""
 
-
 SILENT: Final = frozenset({StepName.PREPARE, StepName.STAGE})
 """Steps that may take many minutes and ask nothing of the instance's processes, which may be serving meanwhile."""
 
