@@ -2,36 +2,25 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
-import os
-import secrets
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
 import openai
 
-from compose.embedded.cluster import Cluster
 from compose.process import Identity
-from compose.remains import belonging
 from compose.supervisor import read_states
 from controlplane.bus import Bus
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, Instance
 from controlplane.log.postgres import COLUMNS, recorded
-from controlplane.plane import Plane
 from controlplane.rungs import Activity, Rung
-from pool.place import place
+from tests.planeprocesses import PlaneProcesses
 
-START_S = 60.0
 STEP_S = 30.0
 """Deadline of one wait; generous, as CI has two cores."""
 
@@ -54,133 +43,8 @@ def fake(
     )
 
 
-class PlaneUnderTest:
-    """`start` returns when web is ready; `finish` ends it and says what was wrong: orphans, an unclean audit."""
-
-    def __init__(self, settings: str, *, environment: Mapping[str, str] | None = None) -> None:
-        self.data = Path("/tmp") / f"eh-{secrets.token_hex(4)}"
-        self.data.mkdir(mode=0o700)
-        self.settings_file = self.data / "settings.toml"
-        self.settings_file.write_text(settings)
-        self._environment = dict(environment or {})
-        self._up: subprocess.Popen[bytes] | None = None
-        self._seen = 0
-
-    # -- its life
-
-    def start(self, *options: str) -> None:
-        """Start `up` and wait until web is ready."""
-        self.launch(*options)
-        self.wait_ready()
-
-    def launch(self, *options: str) -> None:
-        argv = [sys.executable, "-m", "compose", "--data", str(self.data), "up", "--port", "0", *options]
-        if "--demo" not in options:
-            argv += ["--settings", str(self.settings_file)]
-        self._seen = self._times_ready()
-        with (self.data / "up.out").open("ab") as out:
-            environment = os.environ | self._environment
-            self._up = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
-
-    def wait_ready(self, deadline_s: float = START_S) -> None:
-        until = time.monotonic() + deadline_s
-        while self._times_ready() <= self._seen or not self._is_ready():
-            assert self._up is not None
-            if self._up.poll() is not None:
-                raise AssertionError(f"up ended with {self._up.returncode}:\n{self.words()}")
-            if time.monotonic() > until:
-                raise AssertionError(f"not ready after {deadline_s:g} s:\n{self.words()}")
-            time.sleep(0.02)
-
-    def _times_ready(self) -> int:
-        out = self.data / "up.out"
-        return out.read_text(errors="replace").count("ready in ") if out.exists() else 0
-
-    def _is_ready(self) -> bool:
-        try:
-            plane = self.plane
-        except FileNotFoundError:
-            return False
-        token = self.data / "secrets" / "admin-token"
-        if not token.exists():
-            return False
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(plane.web_host, plane.web_port, timeout=2)
-            try:
-                connection.request("GET", "/readyz")
-                return connection.getresponse().status == 200
-            finally:
-                connection.close()
-        return False
-
-    def kill_up(self) -> None:
-        """`kill -9` of `up` itself."""
-        assert self._up is not None
-        self._up.kill()
-        self._up.wait()
-
-    def down(self, deadline_s: float = 40) -> int:
-        """SIGTERM to `up`; return its exit code."""
-        assert self._up is not None
-        if self._up.poll() is None:
-            self._up.send_signal(signal.SIGTERM)
-        return self._up.wait(deadline_s)
-
-    def finish(self) -> None:
-        """Audit, end, and check that nothing is left. Raises AssertionError."""
-        wrong: list[str] = []
-        try:
-            if self._up is not None and self._up.poll() is None:
-                audit = self.cli("audit", "--json")
-                if audit.returncode != 0:
-                    wrong.append(f"audit: {audit.stdout}{audit.stderr}")
-                if (code := self.down()) != 0:
-                    wrong.append(f"up ended with {code}:\n{self.words()}")
-            left = belonging(self.data)
-            wrong += [f"orphan {one.pid}: {_command_line(one.pid)}" for one in left]
-            for one in left:
-                one.send(signal.SIGKILL)
-            assert not wrong, "\n".join(wrong)
-        finally:
-            self._remove(keep=bool(wrong))
-
-    def _remove(self, *, keep: bool) -> None:
-        if self._up is not None and self._up.poll() is None:
-            self._up.kill()
-            self._up.wait()
-        for one in belonging(self.data):
-            one.send(signal.SIGKILL)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(place(self.data / "run" / "pool", 0), ignore_errors=True)
-        if keep or os.environ.get("KEEP_PLANES"):
-            return  # its logs tell more than an assertion
-        with contextlib.suppress(Exception):
-            Cluster.of(self.data).remove()
-        shutil.rmtree(self.data, ignore_errors=True)
-
-    def words(self) -> str:
-        """The ends of all logs."""
-        files = [self.data / "up.out", *sorted((self.data / "logs").glob("*.log"))]
-        shown = [file for file in files if file.exists() and file.stem != "nats"]
-        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1000:]}" for file in shown)
-
-    # -- asking it
-
-    @property
-    def plane(self) -> Plane:
-        return Plane.read(self.data)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.plane.web_port}"
-
-    @property
-    def token(self) -> str:
-        return (self.data / "secrets" / "admin-token").read_text().strip()
-
-    def cli(self, *arguments: str, deadline_s: float = 60) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "compose", "--data", str(self.data), *arguments]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False)
+class PlaneUnderTest(PlaneProcesses):
+    """Asks it, waits for it, hurts it. `start` returns when web is ready; `finish` ends it and says what was wrong."""
 
     def rest(self) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -301,13 +165,6 @@ def grants_overlap(events: list[Recorded]) -> bool:
         elif one.type == "GrantReturned":
             del held[event.grant]
     return False
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return "gone"
 
 
 @contextlib.contextmanager
