@@ -21,7 +21,7 @@ PLACE: Final = Path("/run/enginehouse-instance")
 SWITCH: Final = "ENGINEHOUSE_NAMESPACES"
 """`off` in the environment: work without namespaces even where they could be had."""
 FIRST_PID: Final = 1000
-"""An engine's pids begin behind this, so that a restore's own helpers, whose pids begin at 2, never sit on one of them."""
+"""An engine's pids begin behind this, so that a restore's own processes, whose pids begin at 2, never sit on one of them."""
 
 _NEWNS, _NEWIPC, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
