@@ -105,7 +105,7 @@ class Keeper:
         finally:
             poked.cancel()
         if (hung := self._pulse.hung()) is not None:
-            self.local.lost = hung.code, hung.message
+            self.local.lost = self.local.lost or (hung.code, hung.message)
             self.local.note(engine=EngineState.DEAD)  # as good as: it is killed before anything is said of it
         for move in [move for move, task in self._running.items() if task.done()]:
             task = self._running.pop(move)
