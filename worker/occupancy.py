@@ -17,6 +17,8 @@ from worker.service import FrontendGone
 
 CELLS = 8
 RETRY_S = 0.05
+HANDED_S = 0.02
+"""What the frontend holds reaches its engine within a socket's way, or within 50 ms if that has yet to connect."""
 RESTAGED = 3
 """A set may leave between its staging and its mapping; a pool that keeps losing it has another trouble."""
 ANSWER_S = 2.0
@@ -148,7 +150,7 @@ async def drain(local: LocalInstance) -> None:
     """Let requests end by themselves; abort the rest after the deadline, with a typed error to their callers."""
     deadlines = local.site.deadlines
     try:
-        await local.tell(Drain(deadline_ms=round(deadlines.drain * 1000)), deadlines.drain + ANSWER_S)
+        await _run_out(local)
     except StepFailed as failure:
         if failure.code != "drain_timeout":
             raise
@@ -158,6 +160,27 @@ async def drain(local: LocalInstance) -> None:
             raise StepFailed("drain_timeout", f"{failure.message}, and they can't be aborted: {error}") from error
         await local.tell(Drain(deadline_ms=round(deadlines.abort * 1000)), deadlines.abort + ANSWER_S)
     local.note(drained=True)
+
+
+async def _run_out(local: LocalInstance) -> None:
+    """Wait until engine *and* frontend have nothing left: what the frontend was given a moment ago may be on its way still.
+
+    Raises StepFailed (`drain_timeout`).
+    """
+    clock = asyncio.get_running_loop().time
+    ends = clock() + local.site.deadlines.drain
+    while True:
+        left = max(0.0, ends - clock())
+        await local.tell(Drain(deadline_ms=round(left * 1000)), left + ANSWER_S)
+        try:
+            running = (await local.frontend.status(local.record.port)).running
+        except FrontendGone:  # what it had is in the engine or in its record, and its successor takes no new request
+            return
+        if not running:
+            return
+        if not left:
+            raise StepFailed("drain_timeout", f"{running} requests still wait for the engine")
+        await asyncio.sleep(HANDED_S)
 
 
 async def sleep(local: LocalInstance) -> None:
