@@ -59,11 +59,20 @@ class Bus:
                 # The client sleeps for two seconds after a refused connection, so the port is waited for here.
                 await _port(plane.nats_url)
                 self._begun = True
-                await self.nc.connect(
-                    plane.nats_url, name=self.name, token=plane.nats_token, max_reconnect_attempts=-1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                    connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=self._error,
-                    reconnected_cb=self._reconnected, disconnected_cb=self._disconnected, closed_cb=self._closed,
+                # A task of its own: the client's `wait_for` loses a cancellation that meets a connection (3.11), and goes on.
+                connecting = asyncio.create_task(
+                    self.nc.connect(
+                        plane.nats_url, name=self.name, token=plane.nats_token, max_reconnect_attempts=-1,
+                        reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                        connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=self._error,
+                        reconnected_cb=self._reconnected, disconnected_cb=self._disconnected, closed_cb=self._closed,
+                    )
                 )  # fmt: skip
+                connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
+                try:
+                    await asyncio.shield(connecting)
+                finally:
+                    connecting.cancel()
         except (TimeoutError, nats.errors.Error, OSError) as error:
             _unavailable(f"NATS at {plane.nats_url} does not answer within {deadline_s} s: {error!r}", error)
 

@@ -98,6 +98,16 @@ class House:
                 ends[event.event.request].append(event.type)  # type: ignore[union-attr]
         return ends
 
+    async def ended_once(self) -> None:
+        """Wait until every accepted request has ended (the view may be behind the log), and check that each did once."""
+
+        async def done() -> bool:
+            return all((await self.endings()).values())
+
+        await until(done)
+        ends = await self.endings()
+        assert all(len(each) == 1 for each in ends.values()), ends
+
     async def settled(self, *expected: str) -> None:
         """Wait until every accepted request has ended, and check that each did once, as `expected` (in any order)."""
 
