@@ -17,6 +17,7 @@ from pool.messages import (
     Describe,
     Described,
     Drop,
+    Find,
     Refusal,
     Reply,
     Request,
@@ -76,6 +77,16 @@ class PoolClient:
                 word = expect(Staging, reply)
                 if progress is not None:
                     progress(word)
+
+    async def find(self, source: str | os.PathLike[str], form: str, *, deadline_s: float = ANSWER_S) -> Staged | None:
+        """The set of exactly these files that an engine has brought in this form; None: the pool has none."""
+        async with self._conversation(Find(source=os.fspath(source), form=form)), asyncio.timeout(deadline_s):
+            try:
+                return expect(Staged, await self._receive())
+            except PoolRefused as refused:
+                if refused.code != "unknown_set":
+                    raise
+                return None
 
     async def attach(self, weight_set: str, *, deadline_s: float = ANSWER_S) -> tuple[Attached, list[int]]:
         """What is in the set and one read-only descriptor per segment, the caller's to close."""

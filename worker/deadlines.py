@@ -14,6 +14,8 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A first fetch over a slow line; it can be abandoned at any moment, and shows its progress."""
     stage: float = 900.0
     """60 GiB from a disk that gives 100 MB/s is ten minutes."""
+    deposit: float = 900.0
+    """Likewise, and from the GPU into memory that is new: 15 GB took 5 to 8 s."""
     start_holder: float = 20.0
     """A small Python process: 0.2 s, or ten times ten that on two busy cores."""
     start_engine: float = 10.0
@@ -23,13 +25,14 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seek: float = 10.0
     build: float = 180.0
     """A dump, a restore and one answer: some seconds, on a slow disk some tens."""
-    connect: float = 180.0
-    """Imports and the skeleton: torch takes 5-20 s here, vLLM 33-86 s from cold."""
+    connect: float = 300.0
+    """Imports and the skeleton: torch takes 5-20 s here, vLLM 33-86 s from cold, and longer with compilation."""
     start_frontend: float = 60.0
     """Imports tokenizers: a second or two on a quiet machine."""
     take_cells: float = 10.0
     """The cells' last holder ended before they were granted; the kernel may still be giving its memory back."""
-    attach: float = 30.0
+    attach: float = 60.0
+    """A set that was brought a moment ago is pinned as it is copied: 5.7 GB/s instead of 54."""
     wake: float = 60.0
     check: float = 60.0
     """Eight tokens, the first ones of a cold process."""

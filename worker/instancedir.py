@@ -52,8 +52,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Model and revision for which the engine was last woken."""
     checked: bool = False
     """Whether this engine process has given a known answer since it started."""
+    checked_sets: tuple[str, ...] = ()
+    """With which weights it has."""
     skeleton_bytes: int = 0
-    """Private bytes of the engine when it connected: nothing mapped, no KV."""
+    """Private bytes of the engine when it connected, weights of its own left out: nothing mapped, no KV."""
 
 
 class InstanceDir:

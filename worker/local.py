@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from worker import instancedir, processes
+from worker import gpus, instancedir, processes
 from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
@@ -16,7 +16,7 @@ from worker.plan import EngineState, Goal, Observed
 from worker.processes import Process
 from worker.service import FrontendGone, Service
 from worker.shelf import Shelved
-from worker.site import Site
+from worker.site import OWN_LAYOUT, Site
 
 
 class LocalInstance:
@@ -74,6 +74,7 @@ class LocalInstance:
             return
         alive = instancedir.living(record)
         self.note(present=True, checked=record.checked, woken_for=Goal(*record.woken) if record.woken else None)
+        self.note(own_layout=record.kind in OWN_LAYOUT)
         for role, process in alive.items():
             self.watch(role, process)
         await self._adopt_holder(record)
@@ -107,26 +108,38 @@ class LocalInstance:
 
     async def tell(self, command: ControlCommand, deadline_s: float) -> State:
         """Have the engine do something and return its word. Raises StepFailed with the engine's or the holder's code."""
+        match reply := await self.ask(command, deadline_s):
+            case State():
+                return await asyncio.to_thread(self._measured, reply)
+            case Checked() | Stocked():
+                raise StepFailed("protocol", f"the engine answered {type(command).__name__} with {type(reply).__name__}")
+
+    async def ask(self, command: ControlCommand, deadline_s: float) -> State | Checked | Stocked:
+        """The engine's answer, of whatever kind. Raises StepFailed as `tell`."""
         try:
             reply = await self.holder.tell(command, deadline_s)
         except HolderGone as error:
             raise StepFailed("holder_died", str(error)) from error
         except HolderDenied as error:
             raise StepFailed("engine_died" if error.code == "not_connected" else error.code, error.message) from error
-        match reply:
-            case State():
-                return reply
-            case Fault():
-                raise StepFailed(reply.code, f"{type(command).__name__}: {reply.message}")
-            case Checked() | Stocked():
-                raise StepFailed("protocol", f"the engine answered {type(command).__name__} with {type(reply).__name__}")
+        if isinstance(reply, Fault):
+            raise StepFailed(reply.code, f"{type(command).__name__}: {reply.message}")
+        return reply
+
+    def _measured(self, state: State) -> State:
+        """What the driver says of an engine's memory on its GPU; the engine can't know by which pid the driver knows it."""
+        record = self.directory.read()
+        if record is None or record.engine is None or not self.site.is_gpu(record.device):
+            return state
+        used = gpus.used_by(record.device or "", record.engine.pid)
+        return state if used is None else replace(state, bytes_private=used, bytes_device=used)
 
     def take(self, state: State) -> None:
         """Believe the engine's word of itself (its memory is measured apart)."""
         self.engine_state = state
         if state.awake:
             self.kv_bytes = state.bytes_kv
-        self.note(attached=state.attached, awake=state.awake)
+        self.note(attached=state.attached, awake=state.awake, loaded=bool(state.bytes_own))
 
     def watch(self, role: str, process: Process) -> None:
         """Be told when a process ends."""

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import msgspec
 
+from pool.messages import Staged
 from worker.desired import Wanted
-from worker.engines.messages import Attach, Check, Checked, Detach, Drain, Fault, Health, Sleep, State, Wake
+from worker.engines.messages import Attach, Check, Checked, Detach, Drain, Health, Sleep, Stage, State, Stocked, Wake
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.local import LocalInstance
 from worker.locks import CellConflict
 from worker.observe import mapped
-from worker.plan import Goal
+from worker.plan import EngineState, Goal
 from worker.service import FrontendGone
 
 CELLS = 8
@@ -32,10 +33,15 @@ KEPT_BYTES = 128 << 20
 
 
 async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
-    """Lock the granted cells and hand the locks to the holder. Raises StepFailed (`cell_locked`, `cell_fenced`, `fenced`)."""
-    grant = wanted.grant
+    """Lock the granted cells and hand the locks to the holder.
+
+    Raises StepFailed (`cell_locked`, `cell_fenced`, `fenced`; `wrong_device` for a skeleton that lives on another GPU).
+    """
+    grant, record = wanted.grant, local.record
     if grant is None:
         raise StepFailed("fenced", "the grant of this directive has been returned")
+    if local.seen.own_layout and local.seen.engine is not EngineState.ABSENT and record.device != grant.device:
+        raise StepFailed("wrong_device", f"this skeleton was started on {record.device}; its grant is of {grant.device}")
     numbers = range(grant.offset, grant.offset + grant.cells)
     ends = asyncio.get_running_loop().time() + local.site.deadlines.take_cells * 0.9
     while True:
@@ -76,18 +82,49 @@ async def attach(local: LocalInstance) -> int:
     except StepFailed as failure:
         if failure.code == "unknown_set" and local.restaged < RESTAGED:  # it left the pool after it was staged
             local.restaged += 1
+            local.take(await local.tell(Health(), local.site.deadlines.attach))
             local.note(staged=None)
             return 0
         raise
-    found = await asyncio.to_thread(mapped, _pid(local), local.site.data)
-    if state.attached != command.weight_set or found < state.bytes_mapped:
-        raise StepFailed(
-            "memory_disagrees",
-            f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped; the kernel says {found} bytes",
-        )
+    if local.seen.own_layout:
+        await _agree_on_device(local, state, command.weight_set)
+        local.note(checked=command.weight_set in local.record.checked_sets)
+    else:
+        found = await asyncio.to_thread(mapped, _pid(local), local.site.data)
+        if state.attached != command.weight_set or found < state.bytes_mapped:
+            raise StepFailed(
+                "memory_disagrees",
+                f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped; the kernel says {found}",
+            )
     local.take(state)
     local.restaged = 0
     return state.bytes_mapped
+
+
+async def _agree_on_device(local: LocalInstance, state: State, weight_set: str) -> None:
+    """Imported memory shows in no process's maps: here the pool's word stands against the engine's."""
+    device = local.record.device
+    described = await local.site.stock.described()
+    resident = {name for one in described.devices if one.device == device for name in one.sets} if described else None
+    if state.attached != weight_set or state.bytes_own or (resident is not None and weight_set not in resident):
+        has = "nothing" if not resident else ", ".join(sorted(resident))
+        raise StepFailed(
+            "memory_disagrees",
+            f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped and {state.bytes_own} are its "
+            f"own; the pool has {has} on {device}",
+        )
+
+
+async def deposit(local: LocalInstance, source: Path, *, form: str) -> Staged:
+    """Have the skeleton bring a source's weights into the pool. Raises StepFailed with the engine's or the pool's code."""
+    command = Stage(pool_socket=local.site.plane.pool_socket, source=str(source), form=form)
+    reply = await local.ask(command, local.site.deadlines.deposit)
+    if not isinstance(reply, Stocked):
+        raise StepFailed("protocol", f"the engine answered Stage with {type(reply).__name__}")
+    local.take(await local.tell(Health(), local.site.deadlines.attach))
+    return Staged(
+        weight_set=reply.weight_set, size_bytes=reply.size_bytes, took_ms=round(reply.took_ms), read_bytes=reply.read_bytes
+    )
 
 
 async def _attached(local: LocalInstance, command: Attach) -> State:
@@ -124,16 +161,9 @@ async def check(local: LocalInstance) -> str:
     Raises StepFailed (`check_mismatch`, with both answers).
     """
     command = Check(prompt=PROMPT, tokens=TOKENS)
-    try:
-        reply = await local.holder.tell(command, local.site.deadlines.check)
-    except HolderDenied as error:
-        raise StepFailed(error.code, error.message) from error
-    except HolderGone as error:
-        raise StepFailed("holder_died", str(error)) from error
-    if isinstance(reply, Fault):
-        raise StepFailed(reply.code, f"Check: {reply.message}")
+    reply = await local.ask(command, local.site.deadlines.check)
     assert isinstance(reply, Checked)
-    configuration = local.record.configuration
+    configuration, sets = local.record.configuration, local.record.checked_sets
     file = local.site.data / "models" / "known" / f"{local.seen.attached}.json"
     known = _read(file)
     result = "same_tokens" if configuration in known else "recorded"
@@ -141,7 +171,7 @@ async def check(local: LocalInstance) -> str:
         _write(file, known | {configuration: reply.ids})
     elif known[configuration] != reply.ids:
         raise StepFailed("check_mismatch", f"the engine answered {reply.ids}, it used to answer {known[configuration]}")
-    local.directory.edit(checked=True)
+    local.directory.edit(checked=True, checked_sets=(*sets, local.seen.attached))
     local.note(checked=True)
     return result
 
@@ -197,7 +227,7 @@ async def verify(local: LocalInstance) -> None:
     ends = asyncio.get_running_loop().time() + local.site.deadlines.verify * 0.9
     while True:
         state = await local.tell(Health(), local.site.deadlines.attach)
-        left = await asyncio.to_thread(mapped, _pid(local), local.site.data)
+        left = 0 if local.seen.own_layout else await asyncio.to_thread(mapped, _pid(local), local.site.data)
         fault = _kept(state, left, skeleton, local.kv_bytes)
         if fault is None:
             local.take(state)
@@ -211,6 +241,8 @@ async def verify(local: LocalInstance) -> None:
 def _kept(state: State, left: int, skeleton: int, kv: int) -> str | None:
     if state.attached is not None or state.bytes_mapped or left:
         return f"the engine still maps {state.attached}: {state.bytes_mapped} bytes by its own word, {left} by the kernel's"
+    if state.bytes_own:
+        return f"the engine still has {state.bytes_own} bytes of weights in memory of its own"
     if state.awake or state.bytes_kv:
         return f"the engine still has {state.bytes_kv} bytes of KV memory"
     if kv and state.bytes_private > skeleton + kv * KEPT_FRACTION + KEPT_BYTES:

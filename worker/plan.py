@@ -19,6 +19,8 @@ class StepName(StrEnum):
     """Have the model's source on this node, converted."""
     STAGE = "stage"
     """Have its weights in the pool."""
+    DEPOSIT = "deposit"
+    """Have the skeleton bring them there, in the layout that it alone can make."""
     START_HOLDER = "start_holder"
     START_ENGINE = "start_engine"
     RESTORE = "restore"
@@ -106,6 +108,11 @@ class Observed(Struct, frozen=True, kw_only=True):
     sought: bool = False
     kept: str | None = None
     """The image that holds this skeleton, once it has been looked for or built."""
+    own_layout: bool = False
+    """Whether the pool has its weights from the skeleton itself, on a device: then cells come before the engine. Known once
+    the source is prepared, or the engine was started."""
+    loaded: bool = False
+    """Whether the engine has weights in memory of its own, beside what is attached."""
     prepared: Goal | None = None
     staged: tuple[Goal, str] | None = None
     """The weight set that was last staged, and for which model."""
@@ -139,7 +146,7 @@ def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
     mapped = seen.awake and seen.attached is not None and seen.woken_for == goal and seen.grant == d.grant
     if mapped and seen.frontend and seen.serving == Served(d.model, d.revision, d.grant):
         return ()
-    moves = [*_ready(seen, goal, mapped=mapped), *_skeleton(seen, goal)]
+    moves = [*_ready(seen, goal, mapped=mapped), *_skeleton(seen, goal, d.grant)]
     if moves:
         return tuple(moves)
     if not mapped and (moves := _remap(seen, goal, d.grant)):
@@ -152,33 +159,50 @@ def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
 def _ready(seen: Observed, goal: Goal, *, mapped: bool) -> list[Move]:
     if seen.prepared != goal:
         return [Move(StepName.PREPARE, goal)]
-    if not mapped and (seen.staged is None or seen.staged[0] != goal):
+    if not mapped and not seen.own_layout and not _staged(seen, goal):
         return [Move(StepName.STAGE, goal)]
     return []
 
 
-def _skeleton(seen: Observed, goal: Goal) -> list[Move]:
+def _staged(seen: Observed, goal: Goal) -> bool:
+    return seen.staged is not None and seen.staged[0] == goal
+
+
+def _skeleton(seen: Observed, goal: Goal, grant: int) -> list[Move]:
     moves = [] if seen.frontend else [Move(StepName.START_FRONTEND)]
     if not seen.holder:
         moves.append(Move(StepName.START_HOLDER))
     elif seen.engine is EngineState.ABSENT:
         if seen.prepared == goal:
-            moves.append(Move(StepName.RESTORE if seen.image else StepName.START_ENGINE))
+            start = Move(StepName.RESTORE if seen.image else StepName.START_ENGINE)
+            moves += (seen.own_layout and _cells(seen, grant)) or [start]
     elif seen.engine is EngineState.STARTING:
         moves.append(Move(StepName.CONNECT))
     return moves
 
 
-def _remap(seen: Observed, goal: Goal, grant: int) -> list[Move]:
-    """From whatever is mapped under whichever grant to this goal's weights under this one."""
-    assert seen.staged is not None
-    right = seen.attached == seen.staged[1] and seen.grant == grant
-    if seen.attached is not None and not (right and (not seen.awake or seen.woken_for == goal)):
-        return _leave(seen, detach=not right)
-    if seen.grant is not None and seen.grant != grant:
-        return [Move(StepName.VERIFY) if not seen.verified else Move(StepName.DROP_CELLS)]
+def _cells(seen: Observed, grant: int) -> list[Move]:
+    """From whichever grant's cells to this one's; the engine uses none by now."""
+    if seen.grant == grant:
+        return []
     if seen.grant is None:
         return [Move(StepName.TAKE_CELLS, grant=grant)]
+    return [Move(StepName.VERIFY) if not seen.verified else Move(StepName.DROP_CELLS)]
+
+
+def _remap(seen: Observed, goal: Goal, grant: int) -> list[Move]:
+    """From whatever is mapped under whichever grant to this goal's weights under this one."""
+    if not _staged(seen, goal):  # an own layout that the pool lacks: the skeleton brings it, asleep, on its cells
+        keeps = seen.grant == grant and seen.attached is None
+        return _leave(seen, detach=not keeps) or _cells(seen, grant) or [Move(StepName.DEPOSIT, goal)]
+    assert seen.staged is not None
+    right = seen.attached == seen.staged[1] and seen.grant == grant
+    if seen.own_layout and seen.awake and seen.grant == grant:
+        return _switch(seen, goal, right=right)
+    if seen.attached is not None and not (right and (not seen.awake or seen.woken_for == goal)):
+        return _leave(seen, detach=not right)
+    if moves := (seen.loaded and seen.grant != grant and _leave(seen)) or _cells(seen, grant):
+        return moves
     if seen.attached is None:
         return [Move(StepName.ATTACH, goal)]
     if not seen.awake:
@@ -186,17 +210,30 @@ def _remap(seen: Observed, goal: Goal, grant: int) -> list[Move]:
     return []
 
 
+def _switch(seen: Observed, goal: Goal, *, right: bool) -> list[Move]:
+    """Other weights into an engine that stays awake, once nothing runs."""
+    if moves := _quiet(seen):
+        return moves
+    return [Move(StepName.WAKE if right else StepName.ATTACH, goal)]
+
+
 def _leave(seen: Observed, *, detach: bool = True) -> list[Move]:
     """Out of `up`: admit nothing more, let what runs end, give the memory back."""
+    if moves := _quiet(seen):
+        return moves
+    if seen.awake:
+        return [Move(StepName.SLEEP)]
+    if (seen.attached is not None or seen.loaded) and detach:
+        return [Move(StepName.DETACH)]
+    return []
+
+
+def _quiet(seen: Observed) -> list[Move]:
     if seen.serving is not None and seen.frontend:
         return [Move(StepName.STOP_SERVING)]
     if seen.awake and not seen.drained:
         # A dead frontend's requests still run in the engine; a new one hands their tokens out and they can end.
         return [Move(StepName.DRAIN) if seen.frontend else Move(StepName.START_FRONTEND)]
-    if seen.awake:
-        return [Move(StepName.SLEEP)]
-    if seen.attached is not None and detach:
-        return [Move(StepName.DETACH)]
     return []
 
 
@@ -241,6 +278,8 @@ def _to_image(d: Directive, seen: Observed) -> tuple[Move, ...]:
         return tuple(moves)
     if seen.grant is None:
         return (Move(StepName.TAKE_CELLS, grant=d.grant),)
+    if not _staged(seen, goal):
+        return (Move(StepName.DEPOSIT, goal),)
     return (Move(StepName.BUILD, goal),)
 
 

@@ -85,6 +85,23 @@ class Shelf:
                     raise StepFailed("pool_away", f"the pool daemon did not answer for {patience_s:g} s: {error!r}") from error
             await asyncio.sleep(RETRY_S)
 
+    async def found(self, shelved: Shelved, form: str, *, patience_s: float) -> Staged | None:
+        """Its weight set in an engine's own form, if the pool has it. A daemon that is away is waited for `patience_s`.
+
+        Raises StepFailed: `pool_away`, `weights_unusable`.
+        """
+        ends = asyncio.get_running_loop().time() + patience_s
+        while True:
+            try:
+                async with self.pool() as pool:
+                    return await pool.find(shelved.source, form)
+            except PoolRefused as refused:
+                raise StepFailed(_code(refused.code), refused.message) from refused
+            except (OSError, TimeoutError) as error:
+                if asyncio.get_running_loop().time() > ends:
+                    raise StepFailed("pool_away", f"the pool daemon did not answer for {patience_s:g} s: {error!r}") from error
+            await asyncio.sleep(RETRY_S)
+
     async def described(self, *, deadline_s: float = 2.0) -> Described | None:
         """What the pool holds; None while no daemon answers."""
         with contextlib.suppress(OSError, TimeoutError, PoolRefused):

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 from msgspec import Struct
@@ -12,6 +13,9 @@ from worker.deadlines import DEFAULT, Deadlines
 from worker.images.cabinet import Cabinet
 from worker.locks import Locks
 from worker.stock import Stock
+
+OWN_LAYOUT: Final = frozenset({"vllm"})
+"""Engines whose weights only a skeleton can bring, in its own layout, and that hold memory of a GPU from their start on."""
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -36,6 +40,9 @@ class Site(Struct, frozen=True, kw_only=True):
     def size_of(self, device: str) -> int:
         """Bytes of a device of this node; 0: it is not declared any more."""
         return next((known.size_bytes for known in self.plane.devices if known.device == device), 0)
+
+    def is_gpu(self, device: str | None) -> bool:
+        return any(known.device == device and known.kind == "gpu" for known in self.plane.devices)
 
 
 def now_ms() -> int:

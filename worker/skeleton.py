@@ -46,7 +46,7 @@ async def start_engine(local: LocalInstance) -> None:
     arguments = msgspec.json.encode(shaping(spec.engine, spec.arguments)).decode()
     argv = (
         sys.executable, "-P", "-m", "worker.engines.process", "--instance-dir", str(local.directory.path),
-        "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments,
+        "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments, *_on_device(local),
     )  # fmt: skip
     try:
         held = await local.holder.start(argv)
@@ -57,9 +57,19 @@ async def start_engine(local: LocalInstance) -> None:
     except HolderGone as error:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
-    local.directory.edit(kind=spec.engine, checked=False, woken=None)
+    local.directory.edit(kind=spec.engine, checked=False, checked_sets=(), woken=None)
     local.watch("engine", held.engine)
-    local.note(engine=EngineState.STARTING, checked=False, woken_for=None)
+    local.note(engine=EngineState.STARTING, checked=False, woken_for=None, verified=not local.seen.own_layout)
+
+
+def _on_device(local: LocalInstance) -> tuple[str, ...]:
+    """Where a skeleton on a GPU is started, for good, and whether it need read no weights. Raises StepFailed."""
+    if not local.seen.own_layout:
+        return ()
+    device = local.record.device
+    if device is None or not local.site.is_gpu(device):
+        raise StepFailed("wrong_device", f"its cells are of {device}, which is no GPU of this node")
+    return ("--device", device) if local.seen.staged is None else ("--device", device, "--bare")
 
 
 async def connect(local: LocalInstance) -> None:
@@ -75,7 +85,7 @@ async def connect(local: LocalInstance) -> None:
             break
         await asyncio.sleep(CONNECT_POLL_S)
     state = await local.tell(Health(), local.site.deadlines.attach)
-    local.directory.edit(skeleton_bytes=state.bytes_private)
+    local.directory.edit(skeleton_bytes=max(0, state.bytes_private - state.bytes_own))
     local.take(state)
     local.note(engine=EngineState.CONNECTED)
 

@@ -13,6 +13,7 @@ from worker.images import steps as images
 from worker.local import LocalInstance
 from worker.plan import EngineState, Goal, Move, Served, StepName
 from worker.service import FrontendGone
+from worker.site import OWN_LAYOUT
 
 
 class Done(Step, frozen=True):
@@ -84,6 +85,9 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
         case StepName.STAGE:
             assert move.goal is not None
             return await _stage(local, move.goal), ""
+        case StepName.DEPOSIT:
+            assert move.goal is not None
+            return await _deposit(local, wanted, move.goal), ""
         case StepName.START_HOLDER:
             await skeleton.start_holder(local)
         case StepName.START_ENGINE:
@@ -137,11 +141,14 @@ async def _start_frontend(local: LocalInstance) -> None:
 
 
 async def _prepare(local: LocalInstance, wanted: Wanted, goal: Goal) -> None:
-    local.shelved = await local.site.stock.prepared(goal, _progress(local, StepName.PREPARE))
-    found = None
+    shelved = local.shelved = await local.site.stock.prepared(goal, _progress(local, StepName.PREPARE))
+    engine, found = shelved.model.spec.engine, None
     if local.seen.engine is EngineState.ABSENT:
-        found = await asyncio.to_thread(local.site.images.find, wanted.configuration, local.shelved.model.spec.engine)
-    local.note(prepared=goal, image=found.image if found is not None else None)
+        found = await asyncio.to_thread(local.site.images.find, wanted.configuration, engine)
+    local.note(prepared=goal, image=found.image if found is not None else None, own_layout=engine in OWN_LAYOUT)
+    if engine in OWN_LAYOUT:
+        staged = await local.site.stock.found(shelved, wanted.configuration, patience_s=local.site.deadlines.pool)
+        local.note(staged=(goal, staged.weight_set) if staged is not None else None)
 
 
 async def _stage(local: LocalInstance, goal: Goal) -> int:
@@ -149,6 +156,15 @@ async def _stage(local: LocalInstance, goal: Goal) -> int:
     staged = await local.site.stock.staged(
         local.shelved, _progress(local, StepName.STAGE), patience_s=local.site.deadlines.pool
     )
+    local.note(staged=(goal, staged.weight_set))
+    return staged.read_bytes
+
+
+async def _deposit(local: LocalInstance, wanted: Wanted, goal: Goal) -> int:
+    assert local.shelved is not None
+    local.note(verified=False)  # it may read them into memory of its own, and that stays until others are attached
+    staged = await occupancy.deposit(local, local.shelved.source, form=wanted.configuration)
+    local.site.stock.tell(local.shelved, staged)
     local.note(staged=(goal, staged.weight_set))
     return staged.read_bytes
 

@@ -10,7 +10,7 @@ import structlog
 from controlplane.arguments import shaping
 from controlplane.commands import ReportDropped, ReportModel, ReportStaged, ReportUnusable
 from controlplane.fleet import Model
-from pool.messages import Staged
+from pool.messages import Described, Staged
 from worker.board import Board
 from worker.desired import Desired
 from worker.failure import StepFailed
@@ -91,6 +91,21 @@ class Stock:
     async def staged(self, shelved: Shelved, progress: ProgressCall, *, patience_s: float) -> Staged:
         """Its weights in the pool, told to the plane the first time. Raises StepFailed."""
         staged = await self._shelf.staged(shelved, progress, patience_s=patience_s)
+        self.tell(shelved, staged)
+        return staged
+
+    async def found(self, shelved: Shelved, form: str, *, patience_s: float) -> Staged | None:
+        """Its weights in the pool in an engine's own form, told to the plane the first time; None: a skeleton must bring them.
+
+        Raises StepFailed.
+        """
+        staged = await self._shelf.found(shelved, form, patience_s=patience_s)
+        if staged is not None:
+            self.tell(shelved, staged)
+        return staged
+
+    def tell(self, shelved: Shelved, staged: Staged) -> None:
+        """Report a model's weights in the pool, unless the plane knows of them."""
         desired, goal = self._desired(), shelved.goal
         known = desired.staged.get(staged.weight_set, ())
         if (goal.model, goal.revision) not in known or staged.weight_set in desired.dismissed:
@@ -100,7 +115,10 @@ class Stock:
                     size_bytes=staged.size_bytes, took_ms=staged.took_ms, read_bytes=staged.read_bytes,
                 )
             )  # fmt: skip
-        return staged
+
+    async def described(self) -> Described | None:
+        """What the pool holds, on devices as well; None while no daemon answers."""
+        return await self._shelf.described()
 
     async def find(self, name: str) -> Shelved:
         """The source of a model by name, for measuring a prompt. Raises StepFailed."""

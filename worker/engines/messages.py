@@ -22,7 +22,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Unmap it (address space stays reserved)."""
+    """Unmap it (address space stays reserved), and give up weights in memory of its own."""
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -92,6 +92,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     took_ms: float = 0.0
     bytes_device: int | None = None
     """What the driver says this process has taken of its GPU; the pool's memory counts as the pool's. None: no GPU."""
+    bytes_own: int = 0
+    """Weights in memory of its own, from a load or a start: they go when others are attached, or with `Detach`."""
     bytes_copied: int = 0
     """Sent to the device for the last `Attach`, 0 if all was there."""
     copy_ms: float = 0.0

@@ -95,10 +95,7 @@ class VllmEngine:
         self._map(pool_socket, weight_set)
 
     def _map(self, pool_socket: str, weight_set: str) -> None:
-        weights = self._backend.weights
-        if weights.own:
-            weights.drop_own()
-            self._source = ""
+        self._drop_own()
         with faults(pool_socket, self._device):
             try:
                 filled = self._backend.attach(weight_set, pool_socket=pool_socket)
@@ -107,11 +104,17 @@ class VllmEngine:
                 raise
         self._copied = (filled.copied_bytes, filled.took_ms)
 
+    def _drop_own(self) -> None:
+        if self._backend.weights.own:
+            self._backend.weights.drop_own()
+            self._source = ""
+
     def detach(self) -> None:
-        """KV memory goes, too, if it was made for a wake that did not come."""
+        """KV memory goes, too, if it was made for a wake that did not come, and weights of its own that nobody attached."""
         if self._awake:
             raise EngineFault("busy", "awake: put it to sleep first")
         self._backend.kv.release()
+        self._drop_own()
         self._backend.weights.detach()
 
     def _switch(self, pool_socket: str, weight_set: str) -> None:
@@ -226,7 +229,8 @@ class VllmEngine:
         used = gpus.used_by(self._device, os.getpid()) if self._device else None
         return State(
             attached=weights.attached, awake=self._awake, running=len(self._running), bytes_mapped=weights.bytes_mapped,
-            bytes_kv=self._backend.kv.size_bytes, bytes_private=used or 0, bytes_device=used,
+            bytes_kv=self._backend.kv.size_bytes, bytes_own=weights.shared_bytes if weights.own else 0,
+            bytes_private=used or 0, bytes_device=used,
             bytes_copied=self._copied[0], copy_ms=self._copied[1],
         )  # fmt: skip
 

@@ -66,7 +66,7 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         await _holder(local, lambda: local.holder.kill(0))
         return 0
     await asyncio.to_thread(cabinet.store.used, image)
-    local.directory.edit(kind=manifest.fingerprint.engine.partition(" ")[0], checked=False, woken=None)
+    local.directory.edit(kind=manifest.fingerprint.engine.partition(" ")[0], checked=False, checked_sets=(), woken=None)
     local.note(image=image, checked=False, woken_for=None)
     local.restored_from = image
     return manifest.size_bytes

@@ -81,21 +81,24 @@ def after(seen: Observed, move: Move) -> Observed:
         StepName.STAGE: {"staged": (move.goal, weights.get(move.goal.model if move.goal else "", ""))},
         StepName.START_FRONTEND: {"frontend": True, "serving": None},
         StepName.START_HOLDER: {"holder": True, "present": True},
-        StepName.START_ENGINE: {"engine": EngineState.STARTING},
-        StepName.CONNECT: {"engine": EngineState.CONNECTED},
+        StepName.START_ENGINE: {"engine": EngineState.STARTING, "verified": not seen.own_layout},
+        StepName.CONNECT: {"engine": EngineState.CONNECTED, "loaded": seen.own_layout},
+        StepName.DEPOSIT: {
+            "staged": (move.goal, weights.get(move.goal.model if move.goal else "", "")), "loaded": True, "verified": False,
+        },
         StepName.TAKE_CELLS: {"grant": move.grant},
-        StepName.ATTACH: {"attached": seen.staged[1] if seen.staged else None, "verified": False},
+        StepName.ATTACH: {"attached": seen.staged[1] if seen.staged else None, "verified": False, "loaded": False},
         StepName.WAKE: {"awake": True, "woken_for": move.goal, "drained": False},
         StepName.CHECK: {"checked": True},
         StepName.SERVE: {"serving": move.goal and Served(move.goal.model, move.goal.revision, move.grant or 0)},
         StepName.STOP_SERVING: {"serving": None},
         StepName.DRAIN: {"drained": True},
         StepName.SLEEP: {"awake": False},
-        StepName.DETACH: {"attached": None},
+        StepName.DETACH: {"attached": None, "loaded": False},
         StepName.VERIFY: {"verified": True},
         StepName.DROP_CELLS: {"grant": None},
         StepName.END_ENGINE: {"engine": EngineState.DEAD, "awake": False, "attached": None, "serving": None},
-    }
+    }  # fmt: skip
     return Observed() if move.step is StepName.CLEAR else replace(seen, **changes[move.step])
 
 
@@ -139,3 +142,65 @@ def test_requests_of_a_dead_frontend_are_drained_through_a_new_one() -> None:
 @pytest.mark.parametrize("want", [UP_A, wanted(Rung.UP, B, 8), wanted(Rung.COLD)])
 def test_every_directive_is_reached_from_everywhere(seen: Observed, want: Wanted) -> None:
     walk(want, seen)
+
+
+# ---- a skeleton that brings its weights itself -----------------------------------------------------------------
+
+NOTHING = Observed(present=True, holder=True, frontend=True, prepared=A, own_layout=True)
+GPU_UP = replace(UP, own_layout=True)
+GPU_ASLEEP = replace(ASLEEP, own_layout=True)
+
+
+def test_cells_come_before_an_engine_that_uses_a_device_from_its_start_on() -> None:
+    assert walk(UP_A, NOTHING) == [
+        StepName.TAKE_CELLS, StepName.START_ENGINE, StepName.CONNECT, StepName.DEPOSIT, StepName.ATTACH, StepName.WAKE,
+        StepName.CHECK, StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_weights_that_the_pool_has_in_the_skeletons_layout_are_not_brought_again() -> None:
+    assert walk(UP_A, replace(NOTHING, staged=(A, "ws_a"))) == [
+        StepName.TAKE_CELLS, StepName.START_ENGINE, StepName.CONNECT, StepName.ATTACH, StepName.WAKE, StepName.CHECK,
+        StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_an_awake_skeleton_takes_other_weights_without_a_sleep() -> None:
+    seen = replace(GPU_UP, prepared=B, staged=(B, "ws_b"))
+    assert walk(wanted(Rung.UP, B, 7), seen) == [
+        StepName.STOP_SERVING, StepName.DRAIN, StepName.ATTACH, StepName.WAKE, StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_weights_that_the_pool_lacks_are_brought_by_a_skeleton_that_sleeps_on_its_cells() -> None:
+    seen = replace(GPU_UP, prepared=B, staged=None)
+    assert walk(wanted(Rung.UP, B, 7), seen) == [
+        StepName.STOP_SERVING, StepName.DRAIN, StepName.SLEEP, StepName.DETACH, StepName.DEPOSIT, StepName.ATTACH,
+        StepName.WAKE, StepName.SERVE,
+    ]  # fmt: skip
+    assert walk(wanted(Rung.UP, B, 8), replace(GPU_ASLEEP, prepared=B, staged=None)) == [
+        StepName.TAKE_CELLS, StepName.DEPOSIT, StepName.ATTACH, StepName.WAKE, StepName.SERVE,
+    ]  # fmt: skip
+
+
+def test_a_set_that_left_the_pool_meanwhile_is_brought_again() -> None:
+    assert steps(UP_A, replace(GPU_ASLEEP, grant=7, staged=None)) == [StepName.DEPOSIT]
+
+
+def test_weights_of_its_own_are_given_up_before_the_cells_are() -> None:
+    loaded = replace(GPU_ASLEEP, grant=7, loaded=True, verified=False)
+    down = [StepName.DETACH, StepName.VERIFY, StepName.DROP_CELLS]
+    assert walk(wanted(Rung.SLEEP), loaded) == down
+    assert walk(wanted(Rung.UP, A, 8), loaded)[:4] == [*down, StepName.TAKE_CELLS]
+
+
+@pytest.mark.parametrize("staged", [None, (A, "ws_a"), (B, "ws_b")])
+@pytest.mark.parametrize(
+    "seen",
+    [NOTHING, GPU_UP, GPU_ASLEEP, replace(GPU_UP, awake=False), replace(GPU_ASLEEP, loaded=True, grant=7, verified=False)],
+)
+@pytest.mark.parametrize("want", [UP_A, wanted(Rung.UP, B, 7), wanted(Rung.UP, B, 8), wanted(Rung.COLD)])
+def test_every_directive_is_reached_by_a_skeleton_on_a_device(
+    seen: Observed, want: Wanted, staged: tuple[Goal, str] | None
+) -> None:
+    walk(want, replace(seen, staged=staged))
