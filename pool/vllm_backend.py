@@ -5,6 +5,7 @@ and made again, everything else (scratch, graphs, workspaces) stays. With vLLM 0
 `ModelConfig.sleep_mode_backend`, later by `--sleep-mode-backend enginehouse`.
 """
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
 
+from pool.devicelink import find
 from pool.messages import Filled
 from pool.vllm_weights import VllmWeights
 
@@ -91,6 +93,15 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         if self._kv is None:
             raise NotBound("bind the backend to its worker, the pool's socket and the device first")
         return self._kv
+
+    def find(self, pool_socket: str, source: str, form: str) -> str | None:
+        """The set of these files in this form, if the pool has it. Raises PoolRefused, OSError."""
+        return find(pool_socket, source, form)
+
+    def trim(self) -> None:
+        """Give back what torch keeps for later."""
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def attach(self, weight_set: str, *, pool_socket: str | None = None) -> Filled:
         """Weights and KV memory: KV is made while the weights travel."""

@@ -1,11 +1,10 @@
 """The vLLM engine: its engine core alone, ids in and out, in one process; weights in the pool, mapped while it is awake."""
 
 import atexit
-import gc
 import os
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from worker import gpus
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
@@ -13,23 +12,29 @@ from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments, sampling_parameters
 from worker.engines.vllm_faults import faults
 
+if TYPE_CHECKING:
+    from pool.vllm_backend import PoolBackend
+    from worker.engines.vllm_gang import Gang
+
 CHECK: Final = "check"
 """Name of the request of a known-answer check; callers' names are longer."""
 
 
 class VllmEngine:
-    """`source`: a directory with config.json and, unless `bare`, the weights of the first model. `device`: a GPU's UUID.
+    """`source`: a directory with config.json and, unless `bare`, the weights of the first model. `device`: a GPU's UUID, or
+    several, in order of rank and with commas between them: a gang, tensor parallel over all of them.
 
     Starts asleep: KV memory is given back at once, weights stay in vLLM's own memory until they are staged or others attached.
     """
 
     def __init__(self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False) -> None:
         self._device = device
+        devices = tuple(device.split(","))
         self._source = "" if bare else str(source)
         """Whose weights lie in vLLM's own memory."""
         os.environ.update(ENVIRONMENT)
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        os.environ["CUDA_VISIBLE_DEVICES"] = _ordinal(device)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_ordinal(one) for one in devices)
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - the environment counts when these are imported
         from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
         from vllm.v1.executor import Executor  # noqa: PLC0415
@@ -37,14 +42,12 @@ class VllmEngine:
         from pool import vllm_backend  # noqa: PLC0415
 
         vllm_backend.register()
-        config = EngineArgs(**engine_arguments(source, arguments, bare=bare)).create_engine_config()
+        config = EngineArgs(**engine_arguments(source, arguments, bare=bare, ranks=len(devices))).create_engine_config()
         config.model_config.sleep_mode_backend = vllm_backend.NAME
         self._config = config
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
-        self._worker: Any = self._core.model_executor.driver_worker.worker
-        self._backend: vllm_backend.PoolBackend = self._worker._get_sleep_mode_backend()
-        self._backend.bind(self._worker, "", device)
-        self._backend.kv.release()
+        self._gang = _gang(self._core, devices) if len(devices) > 1 else None
+        self._backend: PoolBackend | Gang = self._gang or _alone(self._core, device)
         self._awake = False
         self._running: dict[str, Sampling] = {}
         self._copied: tuple[int, float] = (0, 0.0)
@@ -52,17 +55,17 @@ class VllmEngine:
         self._vocabulary: int = config.model_config.get_vocab_size()
         # vLLM's own way out takes seconds and releases memory that it does not own any more; the kernel does both at once.
         atexit.register(os._exit, 0)
+        if self._gang is not None:
+            atexit.register(self._gang.end)  # the last registered goes first
 
     # ---- weights --------------------------------------------------------------------------------------------
 
     def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
-        from pool.devicelink import find  # noqa: PLC0415
-
         begun = time.monotonic()
         if self._backend.weights.attached is not None:
             raise EngineFault("busy", f"{self._backend.weights.attached} is mapped: sleep and detach first")
         with faults(pool_socket, self._device):
-            if (known := find(pool_socket, source, form)) is not None:
+            if (known := self._backend.find(pool_socket, source, form)) is not None:
                 return Stocked(weight_set=known, size_bytes=self._backend.weights.shared_bytes, read_bytes=0)
             if self._source != source:
                 self._load(source)
@@ -73,14 +76,11 @@ class VllmEngine:
         )
 
     def _load(self, source: str) -> None:
-        import torch  # noqa: PLC0415
-
         if not self._backend.weights.own:
             self._backend.weights.take_own()
         self._source = ""
         self._core.collective_rpc("reload_weights", kwargs={"weights_path": source})
-        gc.collect()
-        torch.cuda.empty_cache()  # what loading has used is of no use to anybody: 1.2 GiB at 8B
+        self._backend.trim()  # what loading has used is of no use to anybody: 1.2 GiB at 8B
         self._source = source
 
     def attach(self, pool_socket: str, weight_set: str) -> None:
@@ -226,13 +226,37 @@ class VllmEngine:
 
     def state(self) -> State:
         weights = self._backend.weights
-        used = gpus.used_by(self._device, os.getpid()) if self._device else None
+        used = self._used()
         return State(
             attached=weights.attached, awake=self._awake, running=len(self._running), bytes_mapped=weights.bytes_mapped,
             bytes_kv=self._backend.kv.size_bytes, bytes_own=weights.shared_bytes if weights.own else 0,
             bytes_private=used or 0, bytes_device=used,
             bytes_copied=self._copied[0], copy_ms=self._copied[1],
         )  # fmt: skip
+
+    def _used(self) -> int | None:
+        """By the driver's word, of all ranks."""
+        if not self._device:
+            return None
+        if self._gang is None:
+            return gpus.used_by(self._device, os.getpid())
+        ranks = zip(self._device.split(","), self._gang.pids, strict=True)
+        used = [gpus.used_by(device, pid) for device, pid in ranks]
+        return sum(one for one in used if one is not None) if any(one is not None for one in used) else None
+
+
+def _alone(core: Any, device: str) -> "PoolBackend":
+    worker = core.model_executor.driver_worker.worker
+    backend: PoolBackend = worker._get_sleep_mode_backend()
+    backend.bind(worker, "", device)
+    backend.kv.release()
+    return backend
+
+
+def _gang(core: Any, devices: tuple[str, ...]) -> "Gang":
+    from worker.engines.vllm_gang import Gang  # noqa: PLC0415
+
+    return Gang(core, devices)
 
 
 def _ordinal(device: str) -> str:

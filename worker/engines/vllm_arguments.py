@@ -11,22 +11,30 @@ ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "USE_LIBUV": "0",
     "VLLM_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "WARNING",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }  # fmt: skip
-"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics."""
+"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics. Ranks of a gang speak over NVLink
+without its multicast, whose objects neither a sleep nor a checkpoint of CUDA knows how to take apart."""
 
 
-def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool) -> dict[str, Any]:
-    """vLLM's arguments for those of the allow-list."""
+def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ranks: int = 1) -> dict[str, Any]:
+    """vLLM's arguments for those of the allow-list. KV memory is cut over the ranks, as weights are."""
     graphs = {"mode": 3} if arguments.get("compile") else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     eager = bool(arguments.get("enforce_eager"))
     chosen = {
         "model": str(source), "skip_tokenizer_init": True, "trust_remote_code": False, "enable_sleep_mode": True,
         "dtype": arguments.get("dtype", "bfloat16"), "seed": 0, "disable_log_stats": True,
         "load_format": "dummy" if bare else "auto", "gpu_memory_utilization": _LEAST_SHARE,
-        "kv_cache_memory_bytes": arguments.get("kv_bytes", 2 << 30), "max_num_seqs": arguments.get("max_num_seqs", 64),
+        "kv_cache_memory_bytes": arguments.get("kv_bytes", 2 << 30) // ranks, "max_num_seqs": arguments.get("max_num_seqs", 64),
         "max_model_len": arguments.get("max_model_len"), "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
         "enable_prefix_caching": arguments.get("prefix_caching", True), "enforce_eager": eager,
     }  # fmt: skip
+    if ranks > 1:
+        # vLLM's own all-reduce shares buffers between processes (IPC), which a checkpoint of CUDA can't keep: NCCL's does it.
+        chosen |= {
+            "tensor_parallel_size": ranks, "distributed_executor_backend": "mp", "disable_custom_all_reduce": True,
+            "worker_extension_cls": "pool.vllm_rank.Rank",
+        }  # fmt: skip
     if not eager:
         chosen["compilation_config"] = graphs
     return {name: value for name, value in chosen.items() if value is not None}

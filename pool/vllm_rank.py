@@ -1,0 +1,98 @@
+"""One rank of a tensor parallel vLLM: what the engine's process asks of each of them, and how they answer.
+
+vLLM mixes `Rank` into its worker (`worker_extension_cls`), so `collective_rpc("enginehouse", args=(order, ...))` runs in every
+rank at once. An answer is always given and never raised: vLLM stops reading at the first rank that fails, and would take the
+others' answers for those of the next question.
+"""
+
+import ctypes
+import os
+import signal
+from typing import Any
+
+from pool import vllm_backend
+from pool.devicelink import find
+from pool.ranks import JOINT, Answer, Word, form_of
+
+vllm_backend.register()
+"""A rank imports this module before it loads its model; entry points need an installed distribution."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Rank:
+    """Mixed into vLLM's worker: `self` is the worker."""
+
+    def enginehouse(self, order: str, *arguments: Any) -> Answer:
+        found, fault, word = None, None, None
+        try:
+            orders = _Orders(self)
+            found = getattr(orders, order)(*arguments)
+            word = orders.word()
+        except Exception as error:
+            names = [kind.__name__ for kind in type(error).__mro__]
+            kind = next((name for name in _KINDS if name in names), "RuntimeError")
+            fault = (kind, str(getattr(error, "code", "")), str(getattr(error, "message", error)) or repr(error))
+        return Answer(found, fault, word)
+
+
+_KINDS = ("PoolRefused", "LayoutDiffers", "ConnectionError", "TimeoutError", "FileNotFoundError", "OSError")
+
+
+class _Orders:
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._rank: int = worker.rank
+        self._size: int = worker.vllm_config.parallel_config.world_size
+        self._backend: vllm_backend.PoolBackend = worker._get_sleep_mode_backend()
+
+    def word(self) -> Word:
+        weights = self._backend.weights
+        return Word(
+            os.getpid(), weights.own, weights.attached, weights.shared_bytes, weights.bytes_mapped, self._backend.kv.size_bytes
+        )
+
+    def bind(self, devices: tuple[str, ...]) -> None:
+        """The first order. From here on this rank dies with the engine's process, and with it whatever that holds."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._backend.bind(self._worker, "", devices[self._rank])
+        self._backend.kv.release()
+
+    def look(self) -> None:
+        """Nothing but the word."""
+
+    def find(self, pool_socket: str, source: str, form: str) -> str | None:
+        return find(pool_socket, source, form_of(form, self._rank, self._size))
+
+    def take_own(self) -> None:
+        self._backend.weights.take_own()
+
+    def drop_own(self) -> None:
+        self._backend.weights.drop_own()
+
+    def trim(self) -> None:
+        import gc  # noqa: PLC0415
+
+        import torch  # noqa: PLC0415
+
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def deposit(self, pool_socket: str, source: str, form: str) -> tuple[str, int, int]:
+        staged = self._backend.weights.deposit(pool_socket, source, form_of(form, self._rank, self._size))
+        return staged.weight_set, staged.size_bytes, staged.read_bytes
+
+    def attach(self, pool_socket: str, weight_sets: str) -> tuple[int, float]:
+        """The rank's own of the joint name: weights and KV memory. Failed, nothing is mapped."""
+        filled = self._backend.attach(weight_sets.split(JOINT)[self._rank], pool_socket=pool_socket)
+        return filled.copied_bytes, filled.took_ms
+
+    def detach(self) -> None:
+        self._backend.kv.release()
+        self._backend.weights.detach()
+
+    def kv_create(self) -> None:
+        self._backend.kv.create()
+
+    def kv_release(self) -> None:
+        self._backend.kv.release()

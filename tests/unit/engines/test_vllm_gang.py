@@ -1,0 +1,126 @@
+"""The ranks of a gang as one: all of them or none, whatever one of them does."""
+
+import multiprocessing
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pool.client import PoolRefused
+from pool.native import LayoutDiffers
+from pool.ranks import Answer, Word, form_of
+from worker.engines.interface import EngineFault
+from worker.engines.vllm_gang import Gang
+
+ASLEEP = Word(pid=1, own=False, attached=None, shared_bytes=100, bytes_mapped=0, bytes_kv=0)
+
+
+class Ranks:
+    """Plays vLLM's engine core: every order goes to every rank, which answers for itself."""
+
+    def __init__(self, size: int) -> None:
+        self.words = [replace(ASLEEP, pid=rank) for rank in range(size)]
+        self.faults: dict[tuple[str, int], tuple[str, str, str]] = {}
+        self.silent = False
+        self.orders: list[str] = []
+        self.ends = [os.pipe() for _ in range(size)]
+        workers = [SimpleNamespace(proc=SimpleNamespace(sentinel=reader, kill=lambda: None)) for reader, _ in self.ends]
+        self.model_executor = SimpleNamespace(workers=workers)
+
+    def collective_rpc(self, method: str, *, timeout: float, args: tuple[Any, ...]) -> list[Answer]:
+        assert method == "enginehouse"
+        self.orders.append(args[0])
+        if self.silent:
+            raise TimeoutError(f"no answer in {timeout} s")
+        return [self._answer(rank, *args) for rank in range(len(self.words))]
+
+    def _answer(self, rank: int, order: str, *args: Any) -> Answer:
+        if (fault := self.faults.get((order, rank))) is not None:
+            return Answer(None, fault, self.words[rank])
+        found: Any = None
+        match order:
+            case "attach":
+                self.words[rank] = replace(self.words[rank], attached=args[1].split("+")[rank], bytes_mapped=100, bytes_kv=7)
+                found = (100, 5.0 + rank)
+            case "detach":
+                self.words[rank] = replace(self.words[rank], attached=None, bytes_mapped=0, bytes_kv=0)
+            case "find":
+                found = f"ws_{form_of(args[2], rank, len(self.words))}"
+            case "deposit":
+                found = (f"ws_{rank}", 100, 50)
+            case "kv_create" | "kv_release":
+                self.words[rank] = replace(self.words[rank], bytes_kv=7 if order == "kv_create" else 0)
+            case _:
+                pass
+        return Answer(found, None, self.words[rank])
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    """Their pipes stay open: the end of one would be a rank's death, and a gang's death is this process's."""
+    return Ranks(2)
+
+
+def test_all_ranks_attach_their_own_set_at_once(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    filled = gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
+    assert [word.attached for word in gang.words] == ["ws_0", "ws_1"]
+    assert (gang.weights.attached, gang.weights.bytes_mapped, gang.kv.size_bytes) == ("ws_0+ws_1", 200, 14)
+    assert (filled.copied_bytes, filled.took_ms) == (200, 6.0)
+
+
+def test_a_rank_that_cannot_wake_sends_the_others_back_to_sleep(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    ranks.faults["attach", 1] = ("PoolRefused", "device_full", "it needs 9 bytes of 4")
+    with pytest.raises(PoolRefused, match="rank 1 of 2: it needs 9 bytes of 4") as refused:
+        gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
+    assert refused.value.code == "device_full"
+    assert [(word.attached, word.bytes_mapped, word.bytes_kv) for word in gang.words] == [(None, 0, 0)] * 2
+
+
+def test_a_layout_that_differs_is_told_as_one(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    ranks.faults["attach", 0] = ("LayoutDiffers", "", "other layout")
+    with pytest.raises(LayoutDiffers, match="rank 0 of 2: other layout"):
+        gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
+
+
+def test_a_silent_rank_is_the_end_of_the_gang(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    ranks.silent = True
+    with pytest.raises(EngineFault) as fault:
+        gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
+    assert (fault.value.code, fault.value.fatal) == ("rank_silent", True)
+
+
+def test_each_rank_brings_and_finds_its_own_part(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    assert gang.weights.deposit("/pool.sock", "/models/a", "cfg_1").weight_set == "ws_0+ws_1"
+    assert gang.find("/pool.sock", "/models/a", "cfg_1") == "ws_cfg_1.0of2+ws_cfg_1.1of2"
+
+
+def test_kv_memory_that_is_there_is_not_asked_for_again(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
+    gang.kv.create()
+    assert "kv_create" not in ranks.orders
+    gang.kv.release()
+    gang.kv.create()
+    assert ranks.orders[-2:] == ["kv_release", "kv_create"]
+
+
+def _die_with_a_rank() -> None:
+    ranks = Ranks(2)
+    Gang(ranks, ("GPU-a", "GPU-b"))
+    os.close(ranks.ends[1][1])  # rank 1 has ended
+    threading.Event().wait(60)
+
+
+def test_a_rank_that_dies_takes_the_engine_with_it() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_die_with_a_rank)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 70
