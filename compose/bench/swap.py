@@ -1,0 +1,156 @@
+"""`bench swap`: what it costs to swap a model in and out on this machine, step by step, beside what others' swaps cost."""
+
+import json
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from compose.bench import swapreport
+from compose.bench.rows import Row, machine
+from compose.bench.scene import SMALL, Scene, Setting
+from compose.bench.shapes import SHAPES
+from compose.bench.swapparts import SwapParts
+from compose.refusal import EnvironmentRefusal
+from worker import gpus
+
+AGAINST: Final = ("vllm-l1", "vllm-l2")
+MORE: Final = ("switches", "newcomer", "throughput")
+"""Parts that are measured unless others are named; cycles always are."""
+
+
+@click.command()
+@click.option("--shape", default="8b", show_default=True, metavar="NAME|DIR",
+              help=f"{', '.join(SHAPES)}: random weights of real sizes, on a GPU; {SMALL}: a small real model, without one; "
+                   "or the directory of a checkpoint.")  # fmt: skip
+@click.option("--against", default="", metavar="LIST", help=f"Plain vLLM's own cycles, too: {', '.join(AGAINST)}.")
+@click.option("--gpus", "number", default=1, show_default=True, type=click.IntRange(1, 16),
+              help="GPUs whose links may bring weights.")  # fmt: skip
+@click.option(
+    "--cycles", default=7, show_default=True, type=click.IntRange(1, 1000), help="Measured ones; one more comes first."
+)
+@click.option("--parts", default=",".join(MORE), show_default=True, metavar="LIST", help="What else is measured.")
+@click.option("--arguments", default="{}", metavar="JSON", help="Arguments of the engine, over those of the shape.")
+@click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Keep checkpoints here.  [default: nowhere]")
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here, too.")
+def swap(
+    *, shape: str, against: str, number: int, cycles: int, parts: str, arguments: str, work: Path | None, file: Path | None
+) -> None:
+    """What it costs to swap a model in and out, step by step; greedy tokens are compared at every step.
+
+    Needs room for the checkpoints of the shape in the file system and in memory: 8b writes two of 15 GB.
+    """
+    others, more = _among("--against", against, AGAINST), _among("--parts", parts, MORE)
+    chosen = _object(arguments)
+    setting = Setting(
+        shape="" if _is_directory(shape) else shape, source=Path(shape).resolve() if _is_directory(shape) else None,
+        devices=_devices(shape, number), cycles=cycles, arguments=chosen,
+        work=(work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve(),
+    )  # fmt: skip
+    try:
+        rows = measure(setting, others, more, file)
+    finally:
+        if work is None:
+            shutil.rmtree(setting.work, ignore_errors=True)
+    swapreport.show(rows)
+    if failed := [name for name, row in rows["parts"].items() if "failed" in row]:
+        raise click.ClickException(f"{', '.join(failed)} failed: {rows['parts'][failed[0]]['failed'][-1000:]}")
+    if not swapreport.same_tokens(rows):
+        raise click.ClickException("tokens differ: see the rows")
+
+
+def measure(setting: Setting, others: list[str], more: list[str], file: Path | None) -> Row:
+    """Every part in turn; one that fails costs its own figures alone. `file` is written after each."""
+    device = setting.devices[0].name if setting.devices else "cpu"
+    rows: Row = {**machine(), "device": device, "gpus": len(setting.devices), "shape": setting.shape or str(setting.source)}
+    rows |= {"arguments": {}, "parts": {}}
+
+    def part(name: str, work: Callable[[], Row]) -> None:
+        begun = time.monotonic()
+        click.echo(f"{name} ...", err=True)
+        try:
+            found = work()
+        except EnvironmentRefusal:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            found = {"failed": f"{type(error).__name__}: {error}"[-4000:]}
+        rows["parts"][name] = {**found, "seconds": round(time.monotonic() - begun, 2)}
+        if file is not None:
+            file.write_text(json.dumps(rows, indent=1))
+
+    with Scene(setting) as scene:
+        swap_of = SwapParts(scene)
+        rows["arguments"] = scene.arguments
+        part("checkpoints", scene.make)
+        if setting.devices:
+            part("bus", swap_of.bus)
+        scene.start_pool()
+        part("start", swap_of.start)
+        if "failed" in rows["parts"]["start"]:
+            return rows
+        for name in scene.sources:
+            part(f"stage {name}", lambda name=name: swap_of.stage(name))  # type: ignore[misc]
+            part(f"cycles {name}", lambda name=name: swap_of.cycles(name))  # type: ignore[misc]
+        if "switches" in more and len(scene.sources) > 1:
+            part("switches", lambda: swap_of.switches(resident=False))
+            if setting.devices:
+                part("switches, both resident", lambda: swap_of.switches(resident=True))
+        if "throughput" in more and setting.devices:
+            part("throughput", swap_of.throughput)
+        if "newcomer" in more and setting.devices:
+            part("newcomer", swap_of.newcomer)
+        for engine in scene.engines:
+            engine.end()
+        letters = "".join(name[-1] for name in others) + ("t" if "throughput" in more and others else "")
+        if letters:
+            part("plain vLLM", lambda: swap_of.plain("a", letters))
+            if len(scene.sources) > 1:
+                part("plain vLLM, b", lambda: swap_of.plain("b", ""))
+    return rows
+
+
+def _devices(shape: str, number: int) -> tuple[gpus.Gpu, ...]:
+    """The GPUs to measure; none for what the Transformers engine can do without. Raises EnvironmentRefusal."""
+    here = gpus.gpus()
+    if not here:
+        if shape == SMALL or _is_directory(shape):
+            return ()
+        raise EnvironmentRefusal(
+            "no_gpu", f"Shape {shape!r} needs a GPU, and the driver shows 0 here.",
+            f"Run it on a machine with one, or measure the Transformers engine: --shape {SMALL}.",
+        )  # fmt: skip
+    if shape == SMALL:
+        return ()
+    if shape not in SHAPES and not _is_directory(shape):
+        raise click.BadParameter(f"{shape!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}.")
+    if number > len(here):
+        raise EnvironmentRefusal("few_gpus", f"--gpus {number}, and this machine has {len(here)}.", "Ask for fewer.")
+    if missing := [name for name in ("vllm", "cuda") if find_spec(name) is None]:
+        raise EnvironmentRefusal("not_installed", f"{' and '.join(missing)} not found.", "pip install 'enginehouse[gpu]'.")
+    return here[:number]
+
+
+def _is_directory(shape: str) -> bool:
+    return (Path(shape) / "config.json").is_file()
+
+
+def _among(option: str, given: str, known: tuple[str, ...]) -> list[str]:
+    names = [name for name in given.split(",") if name]
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(f"{option}: {', '.join(unknown)} is not among {', '.join(known)}.")
+    return names
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(f"--arguments is no JSON object: {error}") from None

@@ -1,0 +1,189 @@
+"""The parts of a swap's measurement, one method each; each returns rows of figures. Milliseconds and bytes unless named."""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from compose.bench.engineprocess import EngineProcess, Generated
+from compose.bench.rows import Row, medians
+from compose.bench.scene import Scene
+from pool.client import Attachment
+from pool.devicelink import attach_device
+from worker import gpus
+from worker.engines.messages import Attach, Detach, Drain, Health, Sleep, Wake
+
+TOKENS: Final = 64
+MANY: Final = 256
+"""Sequences at once, and tokens of each, of a throughput."""
+PLAIN_S: Final = 600.0
+PROMPTS: Final = tuple((5 + number, 7, 9) for number in range(MANY))
+_BUS: Final = """
+import torch, time, json
+h = torch.empty(2 << 30, dtype=torch.uint8, pin_memory=True); d = torch.empty_like(h, device="cuda"); r = []
+for k in range(8):
+    torch.cuda.synchronize(); t = time.monotonic(); d.copy_(h, non_blocking=True); torch.cuda.synchronize()
+    r.append(h.numel() / (time.monotonic() - t))
+print(json.dumps(r[1:]))
+"""
+
+
+class SwapParts:
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.sets: dict[str, str] = {}
+        self.tokens: dict[str, tuple[int, ...]] = {}
+        """Greedy ids of each checkpoint, as the first engine gave them."""
+        self._engine: EngineProcess | None = None
+
+    @property
+    def engine(self) -> EngineProcess:
+        if self._engine is None:
+            raise RuntimeError("the engine did not start")
+        return self._engine
+
+    def bus(self) -> Row:
+        """Bytes/s from pinned memory to the device."""
+        run = subprocess.run([sys.executable, "-c", _BUS], capture_output=True, text=True, check=True, timeout=120)
+        rates = json.loads(run.stdout)
+        return {"bytes_per_s": [statistics.median(rates), min(rates), max(rates)]}
+
+    def start(self) -> Row:
+        """A skeleton's start, reading its first weights included where the engine reads them itself."""
+        self._engine = self.scene.start_engine("one")
+        state = self.engine.tell(Health())
+        return {"start_s": self.engine.ready_s, "engine_bytes": state.bytes_device, **self._used("device_bytes")}
+
+    def stage(self, name: str) -> Row:
+        """Bring a checkpoint into the pool, twice: the second time it is there."""
+        self.sets[name], row = self.scene.stage(self.engine, name)
+        again, repeated = self.scene.stage(self.engine, name)
+        return {**row, "again_ms": repeated["ms"], "same_set_again": again == self.sets[name], "set": self.sets[name]}
+
+    # ---- cycles ---------------------------------------------------------------------------------------------
+
+    def cycles(self, name: str) -> Row:
+        """Up and down again; the first token counts against a warm first token of the same prompt."""
+        found = [self._cycle(name) for _ in range(self.scene.setting.cycles + 1)]
+        return {"first": found[0], "median": medians(found[1:]), "rows": found}
+
+    def _cycle(self, name: str) -> Row:
+        engine = self.engine
+        up, attach_ms = engine.timed(self._attach(name))
+        _, wake_ms = engine.timed(Wake(model=name))
+        first_ms = engine.generate(1).first_ms
+        ids = engine.generate(TOKENS).ids
+        warm_ms = self._warm_ms()
+        top = self._used("device_bytes_up")
+        _, drain_ms = engine.timed(Drain(deadline_ms=5000))
+        _, sleep_ms = engine.timed(Sleep())
+        _, detach_ms = engine.timed(Detach())
+        added_ms = max(first_ms - warm_ms, 0)
+        return {
+            "cycle_ms": attach_ms + wake_ms + added_ms + drain_ms + sleep_ms + detach_ms, "attach_ms": attach_ms,
+            "copy_ms": up.copy_ms, "wake_ms": wake_ms, "first_token_added_ms": added_ms, "drain_ms": drain_ms,
+            "sleep_ms": sleep_ms, "detach_ms": detach_ms, "warm_first_token_ms": warm_ms, "bytes_copied": up.bytes_copied,
+            "same_tokens": ids == self.tokens.setdefault(name, ids), **top, **self._used("device_bytes_asleep"),
+        }  # fmt: skip
+
+    def switches(self, *, resident: bool) -> Row:
+        """From one fine-tune to the other and back, awake all the time."""
+        with self._kept(resident), self._up("a") as engine:
+            engine.generate(TOKENS)
+            warm_ms = self._warm_ms()
+            found = []
+            for name in ["b", "a"] * max(3, self.scene.setting.cycles // 2):
+                ms = self._switch(name)
+                said = engine.generate(TOKENS)
+                added_ms = max(said.first_ms - warm_ms, 0)
+                row = {"switch_ms": ms, "first_token_added_ms": added_ms, "same_tokens": said.ids == self.tokens[name]}
+                found.append(row)
+        return {"median": medians(found), "rows": found}
+
+    # ---- beside it ------------------------------------------------------------------------------------------
+
+    def throughput(self) -> Row:
+        """Tokens/s of the engine's process, at many sequences and at one."""
+        with self._up("a") as engine:
+            runs = [engine.generate_all(PROMPTS, MANY) for _ in range(5)]
+            alone = [engine.generate(MANY) for _ in range(3)]
+        return {"many": [MANY * MANY / _seconds(run) for run in runs], "one": [MANY / _seconds([run]) for run in alone]}
+
+    def newcomer(self) -> Row:
+        """A second engine that reads no weights, on the memory of the first."""
+        first = self.engine
+        second = self.scene.start_engine("two", bare=True)
+        try:
+            with self._up("a"):
+                second.tell(self._attach("a"))
+                second.tell(Detach())  # it starts with memory of its own under its weights, and gives it up here
+                before = self._used("bytes")
+                up, attach_ms = second.timed(self._attach("a"))
+                second.tell(Wake(model="a"))
+                ids = second.generate(TOKENS).ids
+                after = self._used("bytes")
+                added = after["bytes"] - before["bytes"] if after else None
+                row = {
+                    "start_s": second.ready_s, "attach_ms": attach_ms, "bytes_copied": up.bytes_copied, "bytes_kv": up.bytes_kv,
+                    "added_bytes": added, "same_tokens": ids == first.generate(TOKENS).ids == self.tokens["a"],
+                }  # fmt: skip
+        finally:
+            second.end()
+        return row
+
+    def plain(self, name: str, levels: str) -> Row:
+        """vLLM as it is, its engine core in a process of its own. levels: `1`, `2` (its sleeps), `t` (throughput)."""
+        work = self.scene.setting.work
+        result = work / f"plain-{name}.json"
+        argv = [sys.executable, "-m", "compose.bench.plain", str(self.scene.sources[name]), str(result)]
+        argv += [str(self.scene.setting.cycles), json.dumps(self.scene.arguments), levels, self.scene.device]
+        run = subprocess.run(argv, capture_output=True, text=True, timeout=PLAIN_S, check=False)
+        if not result.exists():
+            raise RuntimeError(run.stdout[-1500:] + run.stderr[-2500:])
+        row: Row = json.loads(result.read_text())
+        row["same_tokens_as_ours"] = tuple(row.pop("tokens")) == self.tokens.get(name)
+        return row
+
+    # ---- within ---------------------------------------------------------------------------------------------
+
+    def _attach(self, name: str) -> Attach:
+        return Attach(pool_socket=str(self.scene.socket), weight_set=self.sets[name])
+
+    def _switch(self, name: str) -> float:
+        """Milliseconds. Engines without memory of their own under their weights change sets asleep."""
+        if self.scene.device:
+            return self.engine.timed(self._attach(name))[1]
+        return sum(self.engine.timed(order)[1] for order in (Sleep(), Detach(), self._attach(name), Wake(model=name)))
+
+    @contextmanager
+    def _up(self, name: str) -> Iterator[EngineProcess]:
+        self.engine.tell(self._attach(name))
+        self.engine.tell(Wake(model=name))
+        yield self.engine
+        self.engine.tell(Sleep())
+        self.engine.tell(Detach())
+
+    @contextmanager
+    def _kept(self, resident: bool) -> Iterator[None]:
+        """Both sets stay where they are while their engine lets go of them, if `resident`."""
+        kept: list[Attachment] = []
+        try:
+            for weight_set in self.sets.values() if resident else ():
+                kept.append(attach_device(self.scene.socket, weight_set, self.scene.device, lambda attached, fds: None))
+            yield
+        finally:
+            for one in kept:
+                one.close()
+
+    def _warm_ms(self) -> float:
+        return statistics.median(self.engine.generate(1).first_ms for _ in range(3))
+
+    def _used(self, name: str) -> Row:
+        return {name: gpus.used_bytes(self.scene.device)} if self.scene.device else {}
+
+
+def _seconds(run: list[Generated]) -> float:
+    return max(one.whole_ms for one in run) / 1000

@@ -1,0 +1,12 @@
+"""`bench`: figures of this machine, each beside its yardstick. No plane is needed, none is touched."""
+
+from typing import Final
+
+from compose.cli import Commands
+
+BENCHES: Final = {
+    "swap": ("compose.bench.swap", "What it costs to swap a model in and out, step by step."),
+}
+"""Name -> (module that has a command of that name, what it says in the list)."""
+
+bench = Commands("bench", BENCHES, help="Measure this machine: figures beside their yardsticks.")

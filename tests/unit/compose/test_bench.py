@@ -1,0 +1,110 @@
+"""`bench`: what it asks for before it begins, and what it makes of its rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors.torch import load_file
+
+from compose.bench import checkpoints, swapreport
+from compose.bench.rows import medians
+from compose.bench.shapes import SHAPES
+from compose.cli import main
+
+
+def ran(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.gpus.gpus", tuple)
+
+
+def test_without_a_gpu_it_says_so_and_names_what_can_be_measured(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("bench", "swap", "--shape", "1.5b") == 2
+    said = capsys.readouterr().err
+    assert "'1.5b' needs a GPU, and the driver shows 0" in said and "--shape smollm2" in said
+    assert ran("bench", "swap", "--json", "x.json") == 2
+    assert json.loads(capsys.readouterr().err)["code"] == "no_gpu"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--against", "vllm-l3"), ("--parts", "all"), ("--arguments", "[]"), ("--cycles", "0")]
+)
+def test_what_it_does_not_know_is_named(option: str, value: str, no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("bench", "swap", option, value) == 2
+    said = capsys.readouterr().err
+    assert option in said
+
+
+def test_the_list_of_benches_is_there_without_their_imports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("bench", "--help") == 0
+    assert "swap" in capsys.readouterr().out
+
+
+def test_medians_are_of_numbers_and_truths_of_all() -> None:
+    rows: list[dict[str, Any]] = [
+        {"ms": 3.0, "same_tokens": True, "word": "x", "none": None},
+        {"ms": 1.0, "same_tokens": False},
+    ]
+    assert medians(rows) == {"ms": [2.0, 1.0, 3.0], "same_tokens": False}
+    assert medians([]) == {}
+
+
+def test_one_comparison_that_fails_anywhere_shows() -> None:
+    rows = {"parts": {"cycles a": {"rows": [{"same_tokens": True}]}, "newcomer": {"same_tokens": True}}}
+    assert swapreport.same_tokens(rows)
+    rows["parts"]["cycles a"]["rows"].append({"same_tokens": False})  # type: ignore[attr-defined]
+    assert not swapreport.same_tokens(rows)
+
+
+def test_goals_follow_from_the_bytes_and_the_bus_of_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
+    ms = {step: [10.0, 9.0, 11.0] for step in swapreport.STEPS}
+    rows = {
+        "shape": "8b", "device": "H", "gpus": 1, "date": "today", "vllm": "1", "torch": None, "driver": "2",
+        "parts": {
+            "bus": {"bytes_per_s": [50e9, 49e9, 51e9]},
+            "cycles a": {"median": {**ms, "cycle_ms": [390.0, 380, 400], "copy_ms": [310.0, 1, 1], "bytes_copied": [15e9, 1]}},
+            "throughput": {"many": [980.0, 990.0, 970.0], "one": [10.0]},
+            "plain vLLM": {
+                "start_s": 30.0, "throughput": {"many": [1000.0], "one": [10.0]},
+                "level1": {"median": {"cycle_ms": [780.0, 1, 1]}},
+            },
+        },
+    }  # fmt: skip
+    swapreport.show(rows)
+    said = capsys.readouterr().out
+    assert "goal 444 ms, 15.00 GB" in said
+    assert "96.8% of the bus" in said
+    assert "2.0 x ours" in said
+    assert "98.0% of plain vLLM's 1000" in said
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shapes_checkpoint_has_about_the_bytes_that_it_says(name: str) -> None:
+    shape = SHAPES[name]
+    sizes = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
+    written = 0
+    for _, dtype, extents in checkpoints.tensors(shape):
+        size = sizes[dtype]
+        for extent in extents:
+            size *= extent
+        written += size
+    assert abs(written - shape.bytes) < shape.bytes / 100
+
+
+def test_a_checkpoint_is_made_once_and_differs_by_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = msgspec.structs.replace(SHAPES["tiny-fp8"], layers=1, hidden_size=64, inner_size=64, vocab_size=64)
+    monkeypatch.setitem(SHAPES, "small", small)
+    one, other, same = (checkpoints.make(tmp_path / str(nth), "small", seed) for nth, seed in enumerate((1, 2, 1)))
+    bytes_of = [b"".join(file.read_bytes() for file in sorted(path.glob("*.safetensors"))) for path in (one, other, same)]
+    assert bytes_of[0] == bytes_of[2] != bytes_of[1]
+    config = json.loads((one / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "fp8"
+    file = json.loads((one / "model.safetensors.index.json").read_text())["weight_map"]["model.layers.0.mlp.up_proj.weight"]
+    assert str(load_file(one / file)["model.layers.0.mlp.up_proj.weight"].dtype) == "torch.float8_e4m3fn"
