@@ -31,6 +31,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     prompt_bytes: int
     max_tokens: int | None
     body_sha256: str
+    patience_s: float | None = None
+    """How long the caller waits for a model that is not up; 0: not at all. None: as long as the plane lets requests wait."""
 
 
 class Sink(Protocol):
@@ -38,6 +40,8 @@ class Sink(Protocol):
 
     keepalive_s: float | None
     """How often a waiting caller is told so; None: not at all."""
+    hold_s: float
+    """How long nothing is said to a caller who waits: what fails before then fails with a status of its own."""
     sends: bool
     """Whether text reaches the caller before the end (then a lost instance can't be made good any more)."""
 

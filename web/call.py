@@ -24,12 +24,14 @@ from web.errors import ApiError
 from web.frontend import Finish
 from web.gateway import Gateway
 from web.plane_view import Ending, Watch
+from web.views.standing import climb_progress, told
 
 _log = structlog.get_logger(__name__)
 
 ABORT_S: Final = 1.0
 QUEUE_S: Final = 3600.0
 """Far above any queue deadline of the decider, which is the one that counts: a backstop."""
+NOT_UP_RETRY_MS: Final = 1000
 
 
 class Call:
@@ -109,6 +111,7 @@ class Call:
             return Admit(
                 request=self.request, model=ask.model, gateway=gateway, kind=ask.kind, streamed=ask.streamed,
                 prompt_bytes=ask.prompt_bytes, max_tokens=ask.max_tokens, body_sha256=ask.body_sha256,
+                wait=ask.patience_s != 0,
             )  # fmt: skip
 
         try:
@@ -116,22 +119,26 @@ class Call:
         except Refused as refused:
             if refused.code is not Code.UNAVAILABLE:
                 self._ended = True  # never accepted: there is nothing to end
+            if refused.code is Code.BUSY:  # a caller who won't wait: later is another matter
+                raise ApiError(503, refused.code, refused.message, retry_after_ms=refused.retry_after_ms) from refused
             raise ApiError.of(refused) from refused
 
     async def _wait(self, answer: Answer, watch: Watch, sink: Sink) -> Routed:
         if not isinstance(answer, Queued):
             raise ApiError.ended("internal", f"the decider answered {answer!r} to an admission")
         reason, place = answer.reason, answer.place
-        until = time.monotonic() + QUEUE_S
-        await sink.waiting(reason, place)
+        now, most_s = time.monotonic(), self._ask.patience_s or QUEUE_S
+        until, due, said = now + most_s, now + sink.hold_s, False
         while True:
             try:
-                async with asyncio.timeout(sink.keepalive_s or QUEUE_S):
+                async with asyncio.timeout(min(due, until) - time.monotonic()):
                     item = await watch.next()
             except TimeoutError:
-                if time.monotonic() > until:
-                    raise ApiError.ended("queue_timeout", f"still queued after {QUEUE_S:.0f} s: {reason}") from None
-                await sink.waiting(reason, self._gateway.view.place(self.request) or place)
+                if time.monotonic() >= until:
+                    message = f"still queued after {most_s:g} s: {reason}"
+                    raise ApiError.ended("queue_timeout", message, retry_after_ms=NOT_UP_RETRY_MS) from None
+                said, due = True, time.monotonic() + (sink.keepalive_s or QUEUE_S)
+                await sink.waiting(*self._standing(reason, place))
                 continue
             match item:
                 case Request():
@@ -139,7 +146,8 @@ class Call:
                         return routed
                 case Recorded(event=RequestQueued() as queued) if item.position > answer.position:
                     reason, place = queued.reason, queued.place
-                    await sink.waiting(reason, place)
+                    if said:
+                        await sink.waiting(reason, place)
                 case Recorded(event=RequestRouted() as event) if event.attempt > self._tried:
                     return Routed(
                         position=item.position, request=event.request, instance=event.instance, node=event.runs_on,
@@ -147,6 +155,13 @@ class Call:
                     )  # fmt: skip
                 case _:
                     continue
+
+    def _standing(self, reason: str, place: int) -> tuple[str, int]:
+        """Why it waits, with how far the climb is where a node tells, and its place now."""
+        view = self._gateway.view
+        known = view.fleet.requests.get(self.request)
+        far = climb_progress(view.fleet, view.beats, known.model) if known is not None else None
+        return f"{reason}; {told(far)}" if far is not None else reason, view.place(self.request) or place
 
     def _endpoint(self, instance: str) -> str | None:
         known = self._gateway.view.fleet.instances.get(instance)

@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 NAME_SHOWN: Final = 100
+WAIT_DIGITS: Final = 6
+ROLES: Final = ("system", "developer", "user", "assistant")
+"""Of OpenAI's, those that make sense without tools; a model's template may take fewer."""
 
 Tokens = Annotated[int, Meta(ge=1, le=2**31)]
 Stop = Annotated[str, Meta(min_length=1)]
@@ -126,6 +129,18 @@ def completion(raw: bytes) -> tuple[CompletionBody, Ask]:
     return body, _ask(body, "completion", raw, size, body.max_tokens)
 
 
+def patience(prefer: str | None) -> float | None:
+    """Seconds of `Prefer: wait=<seconds>` (RFC 7240), None where the header asks for nothing of the kind. Raises ApiError."""
+    for preference in (prefer or "").split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        if name.strip().lower() == "wait":
+            seconds = value.strip().strip('"')
+            if not seconds.isascii() or not seconds.isdigit() or len(seconds) > WAIT_DIGITS:
+                raise invalid("Prefer", f"'Prefer: wait={seconds[:40]}' must be a whole number of seconds")
+            return float(seconds)
+    return None
+
+
 def invalid(param: str | None, message: str) -> ApiError:
     return ApiError(400, "invalid", message, param=param)
 
@@ -164,6 +179,11 @@ def unknown_model(name: str, near: str | None = None) -> ApiError:
 
 
 def _message_bytes(message: Message, where: str) -> int:
+    if message.role in ("tool", "function"):
+        raise invalid(f"{where}.role", f"'{where}.role' is {message.role!r}, and tools are not supported")
+    if message.role not in ROLES:
+        supported = ", ".join(map(repr, ROLES))
+        raise invalid(f"{where}.role", f"'{where}.role' is {message.role[:40]!r}; supported are {supported}")
     if message.tool_calls:
         raise invalid(f"{where}.tool_calls", f"'{where}.tool_calls' is not supported")
     match message.content:

@@ -9,7 +9,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from web.attempt import Ask
-from web.call import Call
+from web.call import QUEUE_S, Call
 from web.errors import ApiError
 from web.gateway import Gateway
 from web.openai.bodies import unknown_model
@@ -17,8 +17,11 @@ from web.openai.chunks import Chunks, comment, error_event, whole
 
 _log = structlog.get_logger(__name__)
 
-KEEPALIVE_S: Final = 5.0
-"""Between comments to a waiting caller: proxies cut at 30 s and more, and a person sees the place move."""
+KEEPALIVE_S: Final = 2.0
+"""Between comments to a waiting caller: proxies cut at 30 s and more, and a person sees the place and the load move."""
+HOLD_S: Final = 1.0
+"""A stream's 200 goes out with its first event or, while the caller waits, after this long: what fails sooner (a climb that
+breaks off at once, a model that is retired) has its own status and Retry-After; a wake is over by then."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -98,6 +101,7 @@ class _Whole:
     """Collects the text."""
 
     keepalive_s: float | None = None
+    hold_s = QUEUE_S
     sends = False
 
     def __init__(self) -> None:
@@ -117,9 +121,10 @@ class _Whole:
 
 
 class _Stream:
-    """Sends events. The status goes out with the first of them: refusals before that keep their own."""
+    """Sends events. The status goes out with the first of them: refusals and failures before that keep their own."""
 
     keepalive_s: float | None = KEEPALIVE_S
+    hold_s = HOLD_S
     sends = True
 
     def __init__(self, send: Send, chunks: Chunks, request: str) -> None:

@@ -1,19 +1,31 @@
 """Routes under /v1."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response, Router, get, post
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from litestar.openapi.spec.enums import OpenAPIType
-from litestar.params import FromPath
+from litestar.params import FromPath, HeaderParameter
+from msgspec.structs import replace
 
 from controlplane.fleet import Fleet, Model
+from web.attempt import Ask
 from web.openai import bodies
 from web.openai.length import check_length
 from web.openai.responses import CallResponse
 from web.services import Services
+
+Prefer = Annotated[
+    str | None,
+    HeaderParameter(
+        name="Prefer",
+        max_length=200,
+        description="`wait=0`: 503 with Retry-After at once if the model is not up, and nothing is loaded for this caller; "
+        "`wait=N`: likewise after N seconds in the queue.",
+    ),
+]
 
 
 def _services(request: Request[Any, Any, Any]) -> Services:
@@ -42,21 +54,27 @@ class _CompletionOperation(Operation):
 
 
 @post("/chat/completions", status_code=200, operation_class=_ChatOperation, summary="Chat completion, streamed or not")
-async def chat_completions(request: Request[Any, Any, Any]) -> CallResponse:
+async def chat_completions(request: Request[Any, Any, Any], prefer: Prefer = None) -> CallResponse:
     services = _services(request)
     body, ask = bodies.chat(await request.body())
     await check_length(services.bus, services.view.fleet, ask, len(body.messages))
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return CallResponse(services.gateway, ask, include_usage=include_usage)
+    return _call(request, body, ask, prefer)
 
 
 @post("/completions", status_code=200, operation_class=_CompletionOperation, summary="Text completion, streamed or not")
-async def completions(request: Request[Any, Any, Any]) -> CallResponse:
+async def completions(request: Request[Any, Any, Any], prefer: Prefer = None) -> CallResponse:
     services = _services(request)
     body, ask = bodies.completion(await request.body())
     await check_length(services.bus, services.view.fleet, ask, 1)
+    return _call(request, body, ask, prefer)
+
+
+def _call(
+    request: Request[Any, Any, Any], body: bodies.ChatBody | bodies.CompletionBody, ask: Ask, prefer: str | None
+) -> CallResponse:
+    ask = replace(ask, patience_s=bodies.patience(prefer))
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return CallResponse(services.gateway, ask, include_usage=include_usage)
+    return CallResponse(_services(request).gateway, ask, include_usage=include_usage)
 
 
 @get("/models", summary="Models that can be asked for")

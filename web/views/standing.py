@@ -8,6 +8,7 @@ from controlplane.fleet import Fleet, Instance
 from controlplane.rungs import Activity, Health, Rung
 from controlplane.subjects import InstanceBeat, NodeBeat
 from controlplane.subjects import Progress as Reported
+from web.views.figures import percent, size
 
 CAUSES = {
     "request": "for a request", "load": "on request of an operator", "idle": "idle for long enough", "evicted": "makes room",
@@ -43,6 +44,25 @@ def reported(beats: Mapping[str, NodeBeat], node: str | None, subject: str) -> P
             if progress.subject == subject:
                 return _progress(progress)
     return None
+
+
+def climb_progress(fleet: Fleet, beats: Mapping[str, NodeBeat], model: str) -> Progress | None:
+    """How far the climb that waits for `model` is, or the fetch of its source; None: no node tells."""
+    for instance in fleet.instances.values():
+        directive = instance.directive
+        if directive is not None and not instance.directive_settled and directive.model == model:
+            found = reported(beats, instance.node, instance.instance) or reported(beats, instance.node, f"model:{model}")
+            if found is not None:
+                return found
+    return reported(beats, None, f"model:{model}")
+
+
+def told(progress: Progress) -> str:
+    """A step in words: `mapping weights, 43 % (221 MiB of 515 MiB)`."""
+    if not progress.total:
+        return progress.step
+    far = f"{progress.step}, {percent(progress.done, progress.total):.0f} %"
+    return f"{far} ({size(progress.done)} of {size(progress.total)})" if progress.in_bytes else far
 
 
 def _progress(told: Reported) -> Progress:

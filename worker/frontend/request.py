@@ -116,7 +116,8 @@ def _message(message: object, where: str) -> dict[str, Any]:
         content = "".join(_part(part, f"{where}.content[{nth}]") for nth, part in enumerate(content))
     if not isinstance(content, str):
         raise Invalid(f"'{where}.content' must be a text or a list of parts", f"{where}.content")
-    return {**message, "content": content}
+    role = "system" if message["role"] == "developer" else message["role"]  # OpenAI's newer name; no template knows it
+    return {**message, "role": role, "content": content}
 
 
 def _part(part: object, where: str) -> str:

@@ -27,7 +27,7 @@ from controlplane.follower import follow
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from controlplane.spec import ModelFacts
-from controlplane.subjects import Measure, Measured, NodeBeat, beat_node, command_node, measure
+from controlplane.subjects import Measure, Measured, NodeBeat, Progress, beat_node, command_node, measure
 from tests.integration.web.scripted_frontend import Script, ScriptedFrontend
 
 NODE = "n1"
@@ -49,6 +49,7 @@ class ScriptedNode:
         self.climb.set()
         self.directed: list[InstanceDirected] = []
         self.fail_climbs = 0
+        self.progress: tuple[Progress, ...] = ()
         self._numbers: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.incarnation = ids.new(ids.INCARNATION)
@@ -110,7 +111,7 @@ class ScriptedNode:
         while True:
             beat = NodeBeat(
                 node=NODE, incarnation=self.incarnation, at_ms=0, pool_used_bytes=1, pool_budget_bytes=2, pool_ok=True,
-                device_bytes={"dev0": 3},
+                device_bytes={"dev0": 3}, progress=self.progress,
             )  # fmt: skip
             await self._bus.publish(beat_node(NODE), beat)
             await asyncio.sleep(0.5)

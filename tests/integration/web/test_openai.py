@@ -1,11 +1,13 @@
 """The OpenAI API, asked by the real client."""
 
 import asyncio
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from controlplane.subjects import Progress
 from tests.integration.web.house import House, until
 
 
@@ -47,13 +49,70 @@ async def test_a_waiting_stream_says_why_and_where_it_stands(house: House) -> No
     body = {"model": "alpha", "messages": [{"role": "user", "content": "x"}], "stream": True}
     async with house.client.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = response.aiter_lines()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             first = await anext(lines)
-        assert response.status_code == 200
-        assert first.startswith(": waiting, place 1:")
+            assert response.status_code == 200
+            assert first.startswith(": waiting, place 1: alpha climbs on cpu0")
+            (instance,) = house.services.view.fleet.instances
+            house.node.progress = (Progress(subject=instance, step="mapping_weights", done=1 << 20, total=4 << 20),)
+            told = await anext(line async for line in lines if "mapping" in line)
+        assert told.endswith("mapping weights, 25 % (1.0 MiB of 4.0 MiB)"), told
         house.node.climb.set()
         rest = [line async for line in lines]
     assert rest[-2] == "data: [DONE]"
+
+
+async def test_a_stream_that_fails_soon_has_its_own_status(house: House) -> None:
+    """It waits for its model, so nothing is said before a second has passed: not even 200."""
+    await house.register("alpha")
+    house.node.climb.clear()
+    call = asyncio.create_task(house.chat(stream=True))
+    await until(lambda: house.services.view.fleet.requests)
+    (request,) = house.services.view.fleet.requests
+    assert (await house.client.delete(f"/api/requests/{request}")).status_code == 202
+    with pytest.raises(openai.APIStatusError) as caught:
+        await call
+    assert (caught.value.status_code, caught.value.code) == (410, "cancelled")
+    house.node.climb.set()
+
+
+async def test_who_will_not_wait_is_refused_at_once_and_nothing_is_loaded_for_him(house: House) -> None:
+    """SL1: the whole device is held, another asks without waiting; after its release the same place can be had."""
+    await house.register("alpha", "beta")
+    patient = house.ai.with_options(default_headers={"Prefer": "wait=0"})
+    message = [{"role": "user", "content": "x"}]
+
+    async def impatient(**fields: Any) -> Any:
+        return await patient.chat.completions.create(model="alpha", messages=message, **fields)  # type: ignore[arg-type]
+
+    house.node.script.gate.clear()
+    holding = asyncio.create_task(house.chat("beta"))
+    await until(lambda: any(i.running for i in house.services.view.fleet.instances.values()))
+    for streamed in (False, True):
+        with pytest.raises(openai.APIStatusError) as caught:
+            await impatient(stream=streamed)
+        assert (caught.value.status_code, caught.value.code) == (503, "busy")
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+    house.node.script.gate.set()
+    await holding
+    with pytest.raises(openai.APIStatusError):  # beta is idle now, and yet it isn't up
+        await impatient()
+    assert [event.model for event in house.node.directed] == ["beta"]
+    assert (await house.chat("alpha")).choices[0].message.content == "one two three"
+    assert (await impatient()).choices[0].message.content == "one two three"
+
+
+async def test_who_waits_so_long_and_no_longer_is_told_when_that_is_over(house: House) -> None:
+    await house.register("alpha")
+    house.node.climb.clear()
+    body = {"model": "alpha", "messages": [{"role": "user", "content": "x"}]}
+    response = await house.client.post("/v1/chat/completions", json=body, headers={"prefer": "respond-async, wait=1"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_timeout")
+    assert "retry-after" in response.headers
+    await house.settled("RequestFailed")
+    house.node.climb.set()
+    response = await house.client.post("/v1/chat/completions", json=body, headers={"prefer": "wait=soon"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "Prefer")
 
 
 async def test_models_are_listed_with_their_aliases(house: House) -> None:
@@ -89,7 +148,8 @@ async def test_names_that_no_model_can_have_are_refused(house: House, name: str)
         ({"messages": None}, "messages"), ({"n": 2}, "n"), ({"max_tokens": 0}, "max_tokens"), ({"stop": [""]}, "stop[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"tools": [{}]}, "tools"), ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"max_tokens": 4096}, "max_tokens"),
+        ({"max_tokens": 4096}, "max_tokens"), ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ],
 )  # fmt: skip
 async def test_a_bad_parameter_is_400_with_its_name(house: House, fields: dict[str, object], param: str) -> None:

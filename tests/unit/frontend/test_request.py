@@ -52,8 +52,9 @@ def test_what_is_refused_names_its_field(body: dict[str, Any], param: str) -> No
 
 def test_parts_of_type_text_are_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    found = messages({"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]})
-    assert [message["content"] for message in found] == ["ab", ""]
+    given = [{"role": "developer", "content": "z"}, {"role": "user", "content": parts}, {"role": "assistant", "content": None}]
+    found = messages({"messages": given})
+    assert [(message["role"], message["content"]) for message in found] == [("system", "z"), ("user", "ab"), ("assistant", "")]
 
 
 @pytest.mark.parametrize(
