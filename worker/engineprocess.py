@@ -102,7 +102,28 @@ class EngineProcess:
         if self.known is not None and not (self._restored and self.exit is not None):
             return Denied(code="started_already", message=f"an engine was started already, pid {self.known.pid}")
         self.known, self.inner, self.exit, self._restored = None, None, None, False
+        self._surgery.parked = None
         self._reaped.clear()
+        return None
+
+    @property
+    def parked(self) -> bool:
+        """Whether it waits for its release."""
+        return self._surgery.parked is not None and self.known is not None and self.exit is None
+
+    async def park(self, deadline_s: float) -> Denied | None:
+        if self.inner is None or self.exit is not None:
+            return Denied(code="engine_died", message="there is no engine")
+        try:
+            await self._surgery.park(self._port, self.inner.pid, deadline_s)
+        except (NotTold, SurgeryFailed) as failure:
+            return Denied(code=failure.code, message=failure.message)
+        return None
+
+    def release(self) -> Denied | None:
+        if not self.parked:
+            return Denied(code="not_parked", message="no engine waits for its release")
+        self._surgery.release()
         return None
 
     async def dump(self, wanted: Dump) -> Denied | None:
@@ -111,10 +132,7 @@ class EngineProcess:
         before, self.known = self.known, None  # its end is meant now: `reap` must not take it for a death
         try:
             await self._surgery.dump(self._port, self.inner.pid, wanted)
-        except NotTold as error:
-            self.known = before
-            return Denied(code=error.code, message=error.message)
-        except SurgeryFailed as failure:
+        except (NotTold, SurgeryFailed) as failure:
             self.known = before
             return Denied(code=failure.code, message=failure.message)
         self.inner = None
@@ -130,7 +148,8 @@ class EngineProcess:
             return Denied(code=failure.code, message=failure.message)
         self._know(wanted.pid)
         self._restored = True
-        self._surgery.release(Path(wanted.place))
+        if not wanted.parked:
+            self._surgery.release()
         return None
 
     async def kill(self, grace_s: float) -> None:

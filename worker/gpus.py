@@ -43,6 +43,16 @@ def used_bytes(uuid: str) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
 
 
+def leave() -> None:
+    """Let go of the driver: what it has open in this process can't be written to disk. The next question opens it again."""
+    _session.cache_clear()
+    for _ in range(16):  # it counts its users, and libraries of others are among them
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return
+
+
 def _gpu(index: int) -> Gpu:
     device = pynvml.nvmlDeviceGetHandleByIndex(index)
     size = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)

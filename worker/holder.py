@@ -34,6 +34,8 @@ from worker.holdermessages import (
     HolderRequest,
     Kill,
     Leave,
+    ParkEngine,
+    Release,
     Restore,
     Start,
     TakeCells,
@@ -126,6 +128,12 @@ class Holder:
                     return Told(reply=await self._port.tell(command, deadline_ms / 1000))
                 except NotTold as error:
                     return Denied(code=error.code, message=error.message)
+            case ParkEngine(deadline_ms=deadline_ms):
+                if (denied := await self._engine.park(deadline_ms / 1000)) is not None:
+                    return denied
+            case Release():
+                if (denied := self._engine.release()) is not None:
+                    return denied
             case Dump():
                 if (denied := await self._engine.dump(request)) is not None:
                     return denied
@@ -150,6 +158,7 @@ class Holder:
             pid=self._census.pid, engine=engine.known, exit=engine.exit, connected=self._port.connected and engine.exit is None,
             grant=cells.grant if cells else None, device=cells.device if cells else None, cells=cells.cells if cells else (),
             place=str(engine.place), inner_pid=engine.inner.pid if engine.inner else 0, park_in=str(engine.park_in or ""),
+            parked=engine.parked,
         )  # fmt: skip
 
     async def _look(self) -> None:

@@ -19,6 +19,8 @@ from worker.holdermessages import (
     HolderRequest,
     Kill,
     Leave,
+    ParkEngine,
+    Release,
     Restore,
     Start,
     TakeCells,
@@ -93,12 +95,22 @@ class HolderLink:
     async def drop_cells(self) -> Held:
         return await self._held(DropCells())
 
+    async def park(self, *, deadline_s: float) -> Held:
+        return await self._held(ParkEngine(deadline_ms=round(deadline_s * 1000)), deadline_s=2 * deadline_s + ANSWER_S)
+
+    async def release(self) -> Held:
+        return await self._held(Release())
+
     async def dump(self, criu: str, directory: Path, *, deadline_s: float) -> Held:
         wanted = Dump(criu=criu, directory=str(directory), deadline_ms=round(deadline_s * 1000))
         return await self._held(wanted, deadline_s=2 * deadline_s + ANSWER_S)
 
-    async def restore(self, criu: str, directory: Path, *, pid: int, place: str, deadline_s: float) -> Held:
-        wanted = Restore(criu=criu, directory=str(directory), pid=pid, place=place, deadline_ms=round(deadline_s * 1000))
+    async def restore(
+        self, criu: str, directory: Path, *, pid: int, place: str, deadline_s: float, parked: bool = False
+    ) -> Held:
+        wanted = Restore(
+            criu=criu, directory=str(directory), pid=pid, place=place, deadline_ms=round(deadline_s * 1000), parked=parked
+        )
         return await self._held(wanted, deadline_s=deadline_s + 2 * ANSWER_S)
 
     async def kill(self, grace_s: float) -> Held:

@@ -36,8 +36,22 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     deadline_ms: int
 
 
+class ParkEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have the engine forget its callers, close everything and wait for its release. Answer: `Held`, parked.
+
+    What holds a GPU is taken off it between this and `Dump`, and put back on it between `Restore` and `Release`; both are the
+    worker's. Denied: the engine's code, `engine_died`, `not_connected`, `step_deadline` (it is released again).
+    """
+
+    deadline_ms: int
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Tell the parked engine that it is this instance's; it connects. Denied: `not_parked`."""
+
+
 class Dump(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Park the engine, write it to `directory` with `criu`, and end it. Answer: `Held`, without an engine.
+    """Park the engine, unless it is, write it to `directory` with `criu`, and end it. Answer: `Held`, without an engine.
 
     Denied: `engine_died`, `not_connected`, `dump_failed` (the engine is as it was before), `step_deadline`.
     """
@@ -48,7 +62,8 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Bring the engine of `directory` back; `pid` is its pid in the image, `place` where it looks for its release.
+    """Bring the engine of `directory` back; `pid` is its pid in the image, `place` where it looks for its release, which it
+    gets at once unless `parked`: then it waits for `Release`.
 
     Answer: `Held`, with the engine. Denied: `started_already`, `pid_taken`, `restore_failed`, `step_deadline`; whatever had
     come to life by then has been ended.
@@ -59,6 +74,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     place: str
     deadline_ms: int
+    parked: bool = False
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -94,6 +110,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The engine's pid in the holder's own pid namespace; 0: there is none."""
     park_in: str = ""
     """The directory in which an engine of this holder waits for its release."""
+    parked: bool = False
+    """Whether it waits there now."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -105,5 +123,5 @@ class Denied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
 
 
-HolderRequest = Start | TakeCells | DropCells | Tell | Dump | Restore | Kill | Leave | Ask
+HolderRequest = Start | TakeCells | DropCells | Tell | ParkEngine | Dump | Restore | Release | Kill | Leave | Ask
 HolderReply = Held | Told | Denied

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Final
 
 POLL_S: Final = 0.005
-MOST_LOOKS: Final = 60_000
-"""Five minutes: longer than every deadline of a dump or a restore."""
+EAGER_LOOKS: Final = 12_000
+"""The first minute: longer than a dump or a restore takes. An image is made within it, so what comes from one is quick."""
+PATIENT_S: Final = 0.025
+"""From then on it waits for a place to go on, perhaps for hours, and its looks must cost nothing."""
+MOST_LOOKS: Final = EAGER_LOOKS + 7 * 24 * 3600 * 40
+"""A week of them."""
 RELEASE: Final = "release"
 """Name of the file that ends the wait; its text is the directory of the instance that this engine now is."""
 LARGEST: Final = 128 * 1024
@@ -89,19 +93,19 @@ def take_streams(log: Path) -> None:
 
 
 def await_release(place: Path, ended: Callable[[], bool]) -> Path | None:
-    """Wait for the release, looking for it every few milliseconds; None: told to end, or nobody wants this engine.
+    """Wait for the release, looking for it every few milliseconds; None: told to end, or nobody has wanted it for a week.
 
     Asking again and again is right here: a watch would be an object of the kernel in the image. Looks are counted, not
     seconds: an image may be used after a reboot, on another clock. (A holder's death kills its engine in any case.)
     """
     file = place / RELEASE
-    for _ in range(MOST_LOOKS):
+    for look in range(MOST_LOOKS):
         if ended():
             return None
         try:
             instance = Path(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if look < EAGER_LOOKS else PATIENT_S)
         else:
             file.unlink(missing_ok=True)
             return instance

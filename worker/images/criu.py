@@ -16,6 +16,8 @@ INSTALLED: Final = Path("/opt/enginehouse/criu/criu")
 """Where `compose/install-criu` puts it."""
 CHECK_S: Final = 15.0
 _TAIL: Final = 600
+LEFT_BEHIND: Final = ("--tcp-close", "--ext-unix-sk")
+"""Connections that a library forgot (gloo's to itself) come back closed. Parked engines use none."""
 
 
 class Criu(Struct, frozen=True):
@@ -53,7 +55,7 @@ def dump_argv(criu: str, pid: int, directory: str, nothing: str) -> list[str]:
     """Write process tree `pid` to `directory` and end it. `nothing`: an empty directory, where plug-ins are not."""
     return [
         criu, "dump", "-t", str(pid), "-D", directory, "-o", "dump.log", "-v1", "--libdir", nothing,
-        "--manage-cgroups=ignore", "--link-remap",
+        "--manage-cgroups=ignore", "--link-remap", *LEFT_BEHIND,
     ]  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def restore_argv(criu: str, directory: str, work: str, nothing: str) -> list[str
     """Bring the tree back as a child of whoever runs this. What CRIU says goes to `work`, not to the image."""
     return [
         criu, "restore", "-D", directory, "-W", work, "-o", "restore.log", "-v1", "--libdir", nothing,
-        "--manage-cgroups=ignore", "--restore-detached", "--restore-sibling",
+        "--manage-cgroups=ignore", "--restore-detached", "--restore-sibling", *LEFT_BEHIND,
     ]  # fmt: skip
 
 

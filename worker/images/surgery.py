@@ -37,6 +37,8 @@ class Surgery:
     def __init__(self, directory: InstanceDir, census: Census) -> None:
         self._directory, self._census = directory, census
         self._awaited: dict[int, asyncio.Future[int]] = {}
+        self.parked: Path | None = None
+        """Where an engine waits for its release now."""
 
     @property
     def place(self) -> Path:
@@ -55,27 +57,38 @@ class Surgery:
         if (awaited := self._awaited.pop(pid, None)) is not None and not awaited.done():
             awaited.set_result(os.waitstatus_to_exitcode(status))
 
-    async def dump(self, port: EnginePort, pid: int, wanted: Dump) -> None:
+    async def park(self, port: EnginePort, pid: int, deadline_s: float) -> None:
         """Raises SurgeryFailed or NotTold; then the engine is as it was before, or dead."""
-        place, images = self.park_in(pid), Path(wanted.directory)
+        place = self.park_in(pid)
         _clear_way(place)
-        reply = await port.tell(Park(place=str(place)), wanted.deadline_ms / 1000)
+        reply = await port.tell(Park(place=str(place)), deadline_s)
         if isinstance(reply, Fault):
             raise SurgeryFailed(reply.code, reply.message)
+        self.parked = place
         try:
-            async with asyncio.timeout(wanted.deadline_ms / 1000):
+            async with asyncio.timeout(deadline_s):
                 while port.connected:  # noqa: ASYNC110 (the end of another process's socket)
                     await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.release()
+            raise SurgeryFailed("step_deadline", f"the engine was not parked within {deadline_s:g} s") from None
+
+    async def dump(self, port: EnginePort, pid: int, wanted: Dump) -> None:
+        """Raises SurgeryFailed or NotTold; then the engine is as it was before (still parked, if it was), or dead."""
+        deadline_s, images = wanted.deadline_ms / 1000, Path(wanted.directory)
+        was_parked = self.parked is not None
+        if not was_parked:
+            await self.park(port, pid, deadline_s)
+        try:
             _make(images)
             argv = criu.dump_argv(wanted.criu, pid, str(images), str(self._nothing()))
-            await self._run_criu(argv, images / "dump.log", "dump_failed", wanted.deadline_ms / 1000)
+            await self._run_criu(argv, images / "dump.log", "dump_failed", deadline_s)
             await self._gone(pid)
-        except TimeoutError:
-            self.release(place)
-            raise SurgeryFailed("step_deadline", f"the engine was not parked within {wanted.deadline_ms} ms") from None
         except SurgeryFailed:
-            self.release(place)
+            if not was_parked:
+                self.release()
             raise
+        self.parked = None
 
     async def restore(self, wanted: Restore) -> None:
         """Raises SurgeryFailed; then nothing of it is left."""
@@ -94,9 +107,12 @@ class Surgery:
             except SurgeryFailed:
                 await self._end_all()
                 raise
+        self.parked = Path(wanted.place)
 
-    def release(self, place: Path) -> None:
-        """Tell a parked engine that it is this instance's."""
+    def release(self) -> None:
+        """Tell the parked engine that it is this instance's."""
+        place, self.parked = self.parked, None
+        assert place is not None
         draft = place / f"{RELEASE}.new"
         draft.write_text(str(self.place), encoding="utf-8")
         draft.replace(place / RELEASE)
