@@ -42,15 +42,12 @@ class Operation:
         return self._process.pid
 
     @staticmethod
-    async def prepare(
-        theatre: Theatre, pids: Sequence[int], verbs: Sequence[str], *, devices: Mapping[str, str] | None = None
-    ) -> "Operation":
+    async def prepare(theatre: Theatre, verbs: Sequence[str], *, devices: Mapping[str, str] | None = None) -> "Operation":
         """Start it and have it get ready, so that only the calls themselves are left. Raises StepFailed (`cuda_not_supported`).
 
-        pids: as this process sees them. devices: see `Surgeon.restore`.
+        devices: see `Surgeon.restore`.
         """
         argv = [sys.executable, "-P", "-m", "worker.cuda.step", "--await", *theatre.argv()]
-        argv += [text for pid in pids for text in ("--pid", str(pid))]
         argv += [text for old, new in (devices or {}).items() for text in ("--map", f"{old}={new}")]
         process = await asyncio.create_subprocess_exec(
             *argv, *verbs, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
@@ -67,18 +64,21 @@ class Operation:
             raise
         return operation
 
-    async def carry_out(self, deadline_s: float) -> list[Said]:
-        """Let it work. Raises StepFailed: the driver's code, or `step_deadline`, after which only asking tells the state."""
+    async def carry_out(self, pids: Sequence[int], deadline_s: float) -> list[Said]:
+        """Let it work on these processes (pids as this process sees them).
+
+        Raises StepFailed: the driver's code, or `step_deadline`, after which only asking tells the state.
+        """
         said: list[Said] = []
         try:
             async with asyncio.timeout(deadline_s):
                 assert self._process.stdin is not None
-                self._process.stdin.write(b"go\n")
+                self._process.stdin.write((" ".join(map(str, pids)) + "\n").encode())
                 await self._process.stdin.drain()
                 while (line := await self._line()) is not None:
                     said.append(line)
         except TimeoutError:
-            doing = self._verbs[min(len(said), len(self._verbs) - 1)]
+            doing = self._verbs[min(len(said) // max(1, len(pids)), len(self._verbs) - 1)]
             raise StepFailed("step_deadline", f"CUDA {doing} did not end within {deadline_s:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
             raise StepFailed("cuda_failed", "the step process ended before it began") from None
@@ -113,7 +113,7 @@ async def operate(
     theatre: Theatre, pids: Sequence[int], verbs: Sequence[str], *, deadline_s: float, devices: Mapping[str, str] | None = None
 ) -> list[Said]:
     """Get ready and do it at once. Raises StepFailed."""
-    return await (await Operation.prepare(theatre, pids, verbs, devices=devices)).carry_out(deadline_s)
+    return await (await Operation.prepare(theatre, verbs, devices=devices)).carry_out(pids, deadline_s)
 
 
 async def state_of(theatre: Theatre, pid: int) -> CudaState:

@@ -1,9 +1,9 @@
-"""One step process: `python -m worker.cuda.step --pid N [--await] [--map OLD=NEW ...] [--twin DIR [--fault F]] VERB ...`.
+"""One step process: `python -m worker.cuda.step (--pid N ... | --await) [--map OLD=NEW ...] [--twin DIR [--fault F]] VERB ...`.
 
 Verbs are carried out in their order, for every pid before the next verb: a driver call that hangs can't be cancelled, only the
 process that made it can be killed. So the worker makes none itself. It prints one JSON line a call, stops at the first failure
-(exit status 1), and dies with the worker. With `--await` it gets all ready, says so, and begins when a line comes; at the
-end of its input it ends and has done nothing.
+(exit status 1), and dies with the worker. With `--await` it gets all ready, says so, and begins when a line with the
+pids comes; at the end of its input it ends and has done nothing.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _say(said: Said) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="worker.cuda.step")
-    parser.add_argument("--pid", type=int, action="append", required=True)
+    parser.add_argument("--pid", type=int, action="append", default=[], dest="pids")
     parser.add_argument("--map", action="append", default=[], metavar="OLD=NEW", help="GPU UUIDs, for a restore")
     parser.add_argument("--await", action="store_true", dest="await_line")
     parser.add_argument("--twin", type=Path)
@@ -85,10 +85,11 @@ def main(argv: list[str] | None = None) -> int:
         surgeon = _surgeon(options.twin, options.fault)
         if options.await_line:
             _say(Said(verb="ready", took_ms=round((time.monotonic() - began) * 1000, 3)))
-            if not sys.stdin.readline():
+            if not (line := sys.stdin.readline()):
                 return 0
+            options.pids = [int(word) for word in line.split()]
         for verb in options.verbs:
-            for pid in options.pid:
+            for pid in options.pids:
                 _say(carry_out(surgeon, verb, pid, devices))
     except CudaRefused as refused:
         _say(Said(verb=verb, pid=pid, code=refused.code, message=refused.message))

@@ -59,10 +59,10 @@ async def test_what_is_out_of_order_is_refused(pid: int, tmp_path: Path) -> None
 
 async def test_a_call_that_hangs_is_given_up_and_its_process_killed(pid: int, tmp_path: Path) -> None:
     theatre = Theatre(tmp_path / "twin", "lock_hangs:1")
-    operation = await Operation.prepare(theatre, (pid,), DOWN)
+    operation = await Operation.prepare(theatre, DOWN)
     step = operation.pid
     with pytest.raises(StepFailed) as failed:
-        await operation.carry_out(0.5)
+        await operation.carry_out((pid,), 0.5)
     assert failed.value.code == "step_deadline"
     assert "lock" in failed.value.message
     assert processes.identify(step) is None
@@ -83,7 +83,7 @@ async def test_a_failed_restore_is_final(pid: int, tmp_path: Path) -> None:
 
 async def test_one_that_was_got_ready_and_is_not_needed_does_nothing(pid: int, tmp_path: Path) -> None:
     theatre = Theatre(tmp_path / "twin")
-    operation = await Operation.prepare(theatre, (pid,), DOWN)
+    operation = await Operation.prepare(theatre, DOWN)
     await operation.end()
     assert await state_of(theatre, pid) is CudaState.RUNNING
 
@@ -101,8 +101,8 @@ async def test_a_step_process_dies_with_its_worker(pid: int, tmp_path: Path) -> 
     program = (
         "import asyncio, sys; from pathlib import Path; from worker.cuda.operation import Operation, Theatre\n"
         "async def main():\n"
-        f"    step = await Operation.prepare(Theatre(Path({str(tmp_path / 'twin')!r}), 'lock_hangs'), ({pid},), ('lock',))\n"
-        "    print(step.pid, flush=True); await step.carry_out(60)\n"
+        f"    step = await Operation.prepare(Theatre(Path({str(tmp_path / 'twin')!r}), 'lock_hangs'), ('lock',))\n"
+        "    print(step.pid, flush=True); await step.carry_out(({pid},), 60)\n"
         "asyncio.run(main())"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
