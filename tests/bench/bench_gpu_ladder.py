@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.bench.swapmodels import SHAPES, make
 
 from pool.client import Attachment, PoolClient
 from pool.devicelink import attach_device
-from tests.bench.swapmodels import SHAPES, make
 from tests.bench.tokenport import TokenPort
 from worker import gpus, processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of

@@ -212,23 +212,20 @@ class VllmEngine:
                 return Output(one.request_id, ids, "failed", f"vLLM ended it: {reason}")
 
     def scrub(self) -> None:
-        """Callers' texts never were here; their ids go. So does what can't be written to disk: sockets, the driver's files."""
-        import torch  # noqa: PLC0415
-
+        if self._gang is not None:
+            raise EngineFault("not_available", "a gang's ranks can't be written to disk in this version")
         if self._awake or self._backend.weights.attached is not None or self._backend.weights.own:
             raise EngineFault("busy", "weights or KV memory are there still: sleep and detach first")
         self._must_rest()
-        _zero_ids(self._worker.model_runner)
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() == 1:
-            torch.distributed.destroy_process_group()  # of one member, for nothing but its sockets
-        gc.collect()
-        torch.cuda.synchronize()
-        gpus.leave()
+        self._backend.trim()
+        from worker.engines import vllm_parking  # noqa: PLC0415 - torch, as above
+
+        vllm_parking.scrub(self._core)
 
     def revived(self) -> None:
-        import torch  # noqa: PLC0415
+        from worker.engines import vllm_parking  # noqa: PLC0415
 
-        torch.cpu._init_amx()  # the kernel's permission, per process, and not part of an image
+        vllm_parking.revived()
 
     def running(self) -> int:
         return len(self._running)
@@ -270,13 +267,6 @@ def _gang(core: Any, devices: tuple[str, ...]) -> "Gang":
     from worker.engines.vllm_gang import Gang  # noqa: PLC0415
 
     return Gang(core, devices)
-
-
-def _zero_ids(runner: Any) -> None:
-    """The rows of a batch keep the last ids that were in them."""
-    ids = getattr(getattr(runner, "input_batch", None), "token_ids_cpu", None)
-    if ids is not None:
-        ids.fill(0)
 
 
 def _ordinal(device: str) -> str:
