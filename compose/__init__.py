@@ -1,1 +1,5 @@
 """How processes are put together: the CLI, `up` and its supervisor, embedded servers, `doctor`."""
+
+from controlplane import lean
+
+lean.install()

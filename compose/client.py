@@ -11,17 +11,9 @@ import msgspec
 
 from compose.directory import plane_of
 from compose.login import ADMIN_TOKEN
-from compose.refusal import EnvironmentRefusal
+from compose.refusal import ApiRefused, EnvironmentRefusal
 
 TIMEOUT_S: Final = 30.0
-
-
-class ApiRefused(Exception):
-    """The plane said no. Attributes: status (HTTP), code (stable), message, retry_after_s."""
-
-    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
 
 
 class Client:

@@ -1,1 +1,5 @@
 """The event-sourced control plane: events, commands, the fleet's state, decisions, the log."""
+
+from controlplane import lean
+
+lean.install()

@@ -24,7 +24,7 @@ import structlog
 import uvloop
 
 import migrations
-from controlplane import ids
+from controlplane import ids, lean
 from controlplane.bus import Bus
 from controlplane.commands import BeginReign, Order
 from controlplane.decisions.decide import decide
@@ -180,6 +180,7 @@ async def run(data: Path) -> int:
 
 
 def main() -> None:
+    lean.started()
     parser = argparse.ArgumentParser(prog="controlplane.decider", description="Decides, alone; writes the log.")
     parser.add_argument("--data", type=Path, required=True, help="the plane's data directory")
     write_json_lines()

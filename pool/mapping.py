@@ -10,9 +10,11 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
@@ -132,7 +134,7 @@ class Reservation:
         """Offset of an attached segment within the reservation, in bytes."""
         return sum(self._sizes[:segment])
 
-    def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+    def view(self, offset: int, size: int) -> "npt.NDArray[np.uint8]":
         """Bytes `[offset, offset + size)` of the reservation, whether attached or not.
 
         numpy believes it writable (then `torch.from_numpy(view).view(dtype).view(shape)`, which copies nothing, does not warn;
@@ -140,4 +142,6 @@ class Reservation:
         """
         if offset < 0 or size < 0 or offset + size > self.size:
             raise ValueError(f"bytes {offset}..{offset + size} of a reservation of {self.size}")
+        import numpy as np  # noqa: PLC0415 (the pool's daemon looks at no weights; it starts in half the time)
+
         return np.asarray(_Window(self, self.address + offset, size))

@@ -10,6 +10,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp, ControllerRouterHandler
 
+from controlplane.lean import without
 from controlplane.refusal import Refused
 from web import health, login, metrics
 from web.auth import Gate
@@ -33,6 +34,11 @@ def create_app(services: Services) -> Litestar:
         openai, rest, health.livez, health.readyz, login.login, login.login_with_token, login.logout, metrics.Metrics,
         pages, static,
     ]  # fmt: skip
+    with without("pydantic"):  # its plugin for that would import it, and no handler here speaks of such models
+        return _app(handlers, services)
+
+
+def _app(handlers: list[ControllerRouterHandler], services: Services) -> Litestar:
     return Litestar(
         route_handlers=handlers,
         state=State({

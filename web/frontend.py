@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import msgspec
 
 from controlplane.answer import Routed
+
+if TYPE_CHECKING:
+    import aiohttp
 
 CONNECT_S: Final = 1.0
 """Loopback or one switch away: a frontend that is there accepts at once."""
@@ -69,13 +71,32 @@ _problem = msgspec.json.Decoder(_Problem)
 
 
 class Frontends:
-    """One HTTP session for all frontends. `async with` it."""
+    """One HTTP session for all frontends. `async with` it.
+
+    Its library is imported when the first frontend is asked, or by `warm`: it takes a third as long as the web process needs
+    to start, and until then nobody needs it.
+    """
 
     def __init__(self, node_token: str) -> None:
         self._token = node_token
+        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Frontends":
-        self._session = aiohttp.ClientSession(
+        return self
+
+    def warm(self) -> None:
+        """Import what the first request would have to. Blocks for a tenth of a second; may be called in a thread."""
+        import aiohttp  # noqa: F401, PLC0415
+
+    def _opened(self) -> "aiohttp.ClientSession":
+        if self._session is None:
+            self._session = self._open()
+        return self._session
+
+    def _open(self) -> "aiohttp.ClientSession":
+        import aiohttp  # noqa: PLC0415
+
+        return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
             headers={"authorization": f"Bearer {self._token}"},
@@ -83,10 +104,10 @@ class Frontends:
             skip_auto_headers=("user-agent", "accept-encoding"),
             read_bufsize=1 << 18,
         )
-        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def generate(self, routed: Routed, kind: str, body: bytes) -> AsyncGenerator[list[Line], None]:
         """Start the request. Yields what each network read brought. Raises Rejected, Broken."""
@@ -103,8 +124,10 @@ class Frontends:
             yield lines
 
     async def _stream(self, method: str, url: str, payload: bytes | None) -> AsyncGenerator[list[Line], None]:
+        import aiohttp  # noqa: PLC0415
+
         try:
-            async with self._session.request(
+            async with self._opened().request(
                 method, url, data=payload, headers={"content-type": "application/json"} if payload else None
             ) as response:
                 if response.status != 200:
@@ -120,8 +143,10 @@ class Frontends:
 
     async def abort(self, endpoint: str, request: str, deadline_s: float) -> int | None:
         """Stop a request in its engine. Return the tokens that it had generated, None if the frontend does not say."""
+        import aiohttp  # noqa: PLC0415
+
         try:
-            async with self._session.delete(
+            async with self._opened().delete(
                 f"{endpoint}/requests/{request}", timeout=aiohttp.ClientTimeout(total=deadline_s)
             ) as response:
                 if response.status != 200:
@@ -131,7 +156,7 @@ class Frontends:
             return None
 
 
-async def _rejection(response: aiohttp.ClientResponse) -> Rejected:
+async def _rejection(response: "aiohttp.ClientResponse") -> Rejected:
     raw = await response.read()
     try:
         problem = _problem.decode(raw)

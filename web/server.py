@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 import uvloop
 
+from controlplane import lean
 from controlplane.logs import write_json_lines
 from controlplane.plane import Plane
 from web.app import create_app, guarded
@@ -104,6 +105,7 @@ async def _main(data: Path) -> int:
 
 
 def main() -> None:
+    lean.started()
     parser = argparse.ArgumentParser(prog="python -m web.server", description="The web process of a plane.")
     parser.add_argument("--data", type=Path, required=True, help="the plane's data directory")
     arguments = parser.parse_args()

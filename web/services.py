@@ -101,6 +101,12 @@ class Services:
                 await self.history.close()
                 await self.bus.close()
 
+    async def _warm(self) -> None:
+        """Once it is ready: what the first caller and the first page would otherwise wait for."""
+        await self.gateway.opened.wait()
+        await asyncio.to_thread(self.frontends.warm)
+        await asyncio.to_thread(self.stage.templates.warm)
+
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
@@ -108,6 +114,7 @@ class Services:
                 await self.bus.open(self.plane, deadline_s=None)
                 group.create_task(self.view.run())
                 group.create_task(self.gateway.run())
+                group.create_task(self._warm())
                 await self.bus.closed.wait()
                 raise ConnectionError("the connection to NATS was closed for good")
         except Exception:

@@ -16,6 +16,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from controlplane import lean
 from controlplane.bus import Bus
 from controlplane.fleet import Model
 from controlplane.logs import write_json_lines
@@ -99,6 +100,7 @@ async def exclusive(data: Path) -> int:
 
 
 def main() -> int:
+    lean.started()
     parser = argparse.ArgumentParser(prog="worker.agent")
     parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()

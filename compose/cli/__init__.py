@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from compose.directory import default
-from compose.refusal import EnvironmentRefusal
+from compose.refusal import ApiRefused, EnvironmentRefusal
 
 COMMANDS: Final = {
     "up": ("compose.cli.running", "Start a plane and keep it running until Ctrl-C."),
@@ -73,8 +73,6 @@ def enginehouse(context: click.Context, data: Path | None) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit. What goes wrong is one sentence on stderr, with what to do; JSON if that was asked for."""
     as_json = "--json" in (sys.argv if argv is None else argv)
-    from compose.client import ApiRefused  # noqa: PLC0415 (not for --help)
-
     try:
         enginehouse(argv, standalone_mode=True, prog_name="enginehouse")
     except EnvironmentRefusal as refusal:

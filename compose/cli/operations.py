@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from compose.cli.options import api, as_json, echo_json
-from compose.client import ApiRefused, Client
+from compose.client import Client
+from compose.refusal import ApiRefused
 from controlplane.ids import COMMAND, new
 
 POLL_S: Final = 0.1

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from compose.client import Client
 
@@ -36,6 +34,9 @@ def table(*columns: str, rows: list[list[str]], empty: str) -> None:
     if not rows:
         click.echo(empty)
         return
+    from rich.console import Console  # noqa: PLC0415 (`up` prints no table, and starts sooner without)
+    from rich.table import Table  # noqa: PLC0415
+
     console = Console()
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:

@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from compose.cli.options import api, as_json, echo_json, table
-from compose.client import ApiRefused
 from compose.directory import holder
 from compose.process import Identity
-from compose.refusal import EnvironmentRefusal
+from compose.refusal import ApiRefused, EnvironmentRefusal
 from compose.supervisor import read_states
 from controlplane.quantities import human_bytes
 

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,15 @@ class Templates:
             iso=figures.iso, day=figures.day, share=figures.share, slug=figures.slug, short=figures.short,
             described=slots.described,
         )  # fmt: skip
-        self._fragments = self._environment.get_template("fragments.html").module
+
+    @cached_property
+    def _fragments(self) -> object:
+        """Translated when they are first drawn, or by `warm`: forty milliseconds that a start needn't wait for."""
+        return self._environment.get_template("fragments.html").module
+
+    def warm(self) -> None:
+        """Translate what the first page would have to wait for; may be called in a thread."""
+        _ = self._fragments
 
     def page(self, name: str, **values: object) -> str:
         return self._environment.get_template(name).render(values)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from controlplane import lean
 from controlplane.logs import write_json_lines
 from controlplane.plane import Plane
 from worker.frontend.chat import load
@@ -186,6 +187,7 @@ def publish(directory: Path, port: int) -> None:
 
 
 def main() -> int:
+    lean.started()
     parser = argparse.ArgumentParser(prog="worker.frontend.server")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--instance", required=True)
