@@ -19,7 +19,7 @@ BACK_OFF_S: Final = (0.1, 5.0)
 """First and longest pause between an end and the next start; doubled each time."""
 STEADY_S: Final = 10.0
 """A process that lived this long was well: the next pause is the first one again."""
-READY_POLL_S: Final = 0.02
+READY_POLL_S: Final = 0.01
 ADOPT_S: Final = 3.0
 """A survivor that doesn't answer within this is no use and is ended."""
 

@@ -1,9 +1,9 @@
 """What this machine offers to the plane: its devices and the memory for weights, from the settings or by default."""
 
+import os
 from typing import Final
 
 import msgspec
-import psutil
 
 from compose.directory import Directory
 from compose.refusal import EnvironmentRefusal
@@ -27,7 +27,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 def offer(settings: NodeSettings, directory: Directory) -> Offer:
     """Raises EnvironmentRefusal when it comes to more memory than the machine has."""
-    memory = psutil.virtual_memory().total
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     share = memory // DEFAULT_SHARE // _ROUND * _ROUND
     declared = settings.devices or (DeviceSettings(name="cpu0", size_bytes=share),)
     pool = share if settings.pool_bytes is None else settings.pool_bytes

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import asyncpg
 import msgspec
 import structlog
 
@@ -110,6 +109,8 @@ def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[st
 
 async def migrate(owner_url: str) -> None:
     """Bring the database to this release's schema. Raises EnvironmentRefusal."""
+    import asyncpg  # noqa: PLC0415 (once the children import theirs)
+
     try:
         await upgrade(owner_url)
     except NewerSchema as error:

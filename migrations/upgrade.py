@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
 import structlog
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
             return False
         if found is not None and found not in revisions():
             raise NewerSchema(f"the database is at revision {found}, this release knows up to {newest()}; upgrade enginehouse")
+        import asyncpg  # noqa: PLC0415 (see `current`)
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 (see `current`)
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
@@ -61,6 +61,8 @@ async def upgrade(url: str, *, deadline_s: float = 60) -> bool:
 
 async def current(url: str) -> str | None:
     """Revision of the database; None: empty. Without Alembic and SQLAlchemy, whose import takes longer than a start may."""
+    import asyncpg  # noqa: PLC0415 (`up` starts its children before it needs this)
+
     connection = await asyncpg.connect(url)
     try:
         if await connection.fetchval("select to_regclass('public.alembic_version')") is None:

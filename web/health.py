@@ -19,7 +19,7 @@ from web.plane_view import PlaneView
 
 FRESH_S: Final = 0.5
 """Callers within this time share one look."""
-FRESH_UNREADY_S: Final = 0.05
+FRESH_UNREADY_S: Final = 0.01
 """Likewise while it is not ready: whoever waits for it (`up`, a load balancer) is to see it at once."""
 ANSWER_S: Final = 2.0
 LAG_LIMIT: Final = 1000

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import structlog
 from nats.aio.client import Client
@@ -23,6 +24,8 @@ from web.plane_view import PlaneView
 from web.sessions import Sessions
 
 _log = structlog.get_logger(__name__)
+
+WARM_AFTER_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,9 @@ class Services:
                 await self.bus.close()
 
     async def _warm(self) -> None:
-        """Once it is ready: what the first caller and the first page would otherwise wait for."""
+        """Once it is ready, and others start no more: what the first caller and the first page would otherwise wait for."""
         await self.gateway.opened.wait()
+        await asyncio.sleep(WARM_AFTER_S)
         await asyncio.to_thread(self.frontends.warm)
         await asyncio.to_thread(self.stage.templates.warm)
 

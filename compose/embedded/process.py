@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from compose.embedded.refusal import ServerRefusal
 
 ROOM_BYTES: Final = 1 << 30
@@ -111,14 +109,30 @@ async def end_orphan(pid: int, number: signal.Signals, patience_s: float) -> Non
 def running_with(argument: str, *, program: str) -> list[int]:
     """Processes that run `program` with `argument` (a path only we use) on their command line."""
     found = []
-    for process in psutil.process_iter():
+    for pid in _processes():
         try:
-            line = process.cmdline()
-        except psutil.Error:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
             continue
-        if line and Path(line[0]).name == program and argument in line:
-            found.append(process.pid)
+        if Path(os.fsdecode(line[0])).name == program and os.fsencode(argument) in line:
+            found.append(pid)
     return found
+
+
+def working_in(directory: Path, *, program: str) -> list[int]:
+    """Processes of the name `program` whose working directory is `directory`."""
+    found = []
+    for pid in _processes():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == program and os.readlink(f"/proc/{pid}/cwd") == str(directory):
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def room(directory: Path, *, need_bytes: int = ROOM_BYTES) -> None:
