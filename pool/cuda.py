@@ -1,10 +1,13 @@
 """`Gpu` over the CUDA driver. Imported only where there is a device: cuda-python is no requirement of nodes without one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cuda.bindings import driver
 
+from pool import nvml
 from pool.gpu import Block, NoDeviceMemory
+from pool.topology import Topology, read_topology
 
 _PINNED = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
 _ON_DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -15,6 +18,8 @@ _MINIMUM = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINI
 _PORTABLE = 1
 """CU_MEMHOSTREGISTER_PORTABLE: pinned for every context of the process."""
 _NON_BLOCKING = 1
+_NO_TIMING = 2
+_ACCESS = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
 
 
 class CudaError(OSError):
@@ -46,11 +51,11 @@ def imported(descriptor: int) -> Any:
     return checked("cuMemImportFromShareableHandle", driver.cuMemImportFromShareableHandle(descriptor, _DESCRIPTOR))
 
 
-def map_at(address: int, size: int, handle: Any, rights: Any) -> None:
+def map_at(address: int, size: int, handle: Any, *rights: Any) -> None:
     """Map memory over reserved addresses. Leaves nothing mapped when it raises."""
     checked("cuMemMap", driver.cuMemMap(address, size, 0, handle, 0))
     try:
-        checked("cuMemSetAccess", driver.cuMemSetAccess(address, size, [rights], 1))
+        checked("cuMemSetAccess", driver.cuMemSetAccess(address, size, list(rights), len(rights)))
     except CudaError:
         driver.cuMemUnmap(address, size)
         raise
@@ -71,16 +76,18 @@ class CudaGpu:
         self._context = checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device))
         self.bind()
         self.uuid = uuid_text(bytes(checked("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device)).bytes))
+        told = checked("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, self._device))
+        self.bus_id = bytes(told).split(b"\0")[0].decode()
         self.total_bytes = int(checked("cuMemGetInfo", driver.cuMemGetInfo())[1])
-        self._stream = checked("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
-        self._rights = access(ordinal, writable=True)
-        self._kind = driver.CUmemAllocationProp()
-        self._kind.type = _PINNED
-        self._kind.location.type = _ON_DEVICE
-        self._kind.location.id = ordinal
-        self._kind.requestedHandleTypes = _DESCRIPTOR
+        self._stream = _stream()
+        self._rights = {self.uuid: access(ordinal, writable=True)}
+        self.kind = driver.CUmemAllocationProp()
+        self.kind.type = _PINNED
+        self.kind.location.type = _ON_DEVICE
+        self.kind.location.id = ordinal
+        self.kind.requestedHandleTypes = _DESCRIPTOR
         self.granularity = int(
-            checked("cuMemGetAllocationGranularity", driver.cuMemGetAllocationGranularity(self._kind, _MINIMUM))
+            checked("cuMemGetAllocationGranularity", driver.cuMemGetAllocationGranularity(self.kind, _MINIMUM))
         )
 
     def bind(self) -> None:
@@ -89,17 +96,27 @@ class CudaGpu:
     def free_bytes(self) -> int:
         return int(checked("cuMemGetInfo", driver.cuMemGetInfo())[0])
 
-    def create(self, size: int) -> Block:
-        try:
-            handle = checked("cuMemCreate", driver.cuMemCreate(size, self._kind, 0))
-        except CudaError as error:
-            if error.code == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
-                raise NoDeviceMemory(str(error)) from error
-            raise
+    def users(self) -> dict[int, int]:
+        return nvml.users(self.uuid)
+
+    def load(self) -> tuple[int, bool] | None:
+        return nvml.load(self.uuid)
+
+    def reaches(self, other: "CudaGpu") -> bool:
+        """Whether this device may write the other's memory directly, without the host between."""
+        asked = driver.cuDeviceGetP2PAttribute(_ACCESS, self._device, other._device)
+        return bool(checked("cuDeviceGetP2PAttribute", asked)) and nvml.joined(self.uuid, other.uuid)
+
+    def let_write(self, other: "CudaGpu") -> None:
+        """Blocks that are made with this writer's name can be written by it."""
+        self._rights[other.uuid] = other._rights[other.uuid]
+
+    def create(self, size: int, writers: Sequence[str] = ()) -> Block:
+        handle = _allocated("cuMemCreate", driver.cuMemCreate(size, self.kind, 0))
         try:
             address = checked("cuMemAddressReserve", driver.cuMemAddressReserve(size, self.granularity, 0, 0))
             try:
-                map_at(int(address), size, handle, self._rights)
+                map_at(int(address), size, handle, *[self._rights[uuid] for uuid in (self.uuid, *writers)])
             except CudaError:
                 driver.cuMemAddressFree(address, size)
                 raise
@@ -123,14 +140,76 @@ class CudaGpu:
     def unregister(self, address: int) -> None:
         checked("cuMemHostUnregister", driver.cuMemHostUnregister(address))
 
-    def copy(self, block: Block, address: int) -> None:
-        checked("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(block.address, address, block.size, self._stream))
+    def copy(self, block: Block, offset: int, address: int, size: int) -> None:
+        checked("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(block.address + offset, address, size, self._stream))
 
     def wait(self) -> None:
         checked("cuStreamSynchronize", driver.cuStreamSynchronize(self._stream))
 
+    def relay(self, buffers: int, size: int) -> "CudaRelay":
+        self.bind()
+        return CudaRelay(buffers, size)
 
-def devices() -> list[CudaGpu]:
+
+class CudaRelay:
+    """Two streams of one device: into the ring, and on to another device. Events keep each buffer for one at a time."""
+
+    def __init__(self, buffers: int, size: int) -> None:
+        self._memory = int(_allocated("cuMemAlloc", driver.cuMemAlloc(buffers * size)))
+        self._size = size
+        self._in, self._out = _stream(), _stream()
+        self._landed, self._gone = [_event() for _ in range(buffers)], [_event() for _ in range(buffers)]
+        self._sent = 0
+
+    def send(self, block: Block, offset: int, address: int, size: int) -> None:
+        number = self._sent % len(self._gone)
+        buffer = self._memory + number * self._size
+        if self._sent >= len(self._gone):
+            checked("cuStreamWaitEvent", driver.cuStreamWaitEvent(self._in, self._gone[number], 0))
+        checked("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(buffer, address, size, self._in))
+        checked("cuEventRecord", driver.cuEventRecord(self._landed[number], self._in))
+        checked("cuStreamWaitEvent", driver.cuStreamWaitEvent(self._out, self._landed[number], 0))
+        checked("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(block.address + offset, buffer, size, self._out))
+        checked("cuEventRecord", driver.cuEventRecord(self._gone[number], self._out))
+        self._sent += 1
+
+    def wait(self) -> None:
+        for stream in (self._in, self._out):
+            checked("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
+
+    def close(self) -> None:
+        for event in (*self._landed, *self._gone):
+            checked("cuEventDestroy", driver.cuEventDestroy(event))
+        for stream in (self._in, self._out):
+            checked("cuStreamDestroy", driver.cuStreamDestroy(stream))
+        checked("cuMemFree", driver.cuMemFree(self._memory))
+
+
+def _stream() -> Any:
+    return checked("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+
+
+def _event() -> Any:
+    return checked("cuEventCreate", driver.cuEventCreate(_NO_TIMING))
+
+
+def _allocated(call: str, answer: Any) -> Any:
+    """Raises NoDeviceMemory, CudaError."""
+    try:
+        return checked(call, answer)
+    except CudaError as error:
+        if error.code == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
+            raise NoDeviceMemory(str(error)) from error
+        raise
+
+
+def devices() -> tuple[list[CudaGpu], Topology]:
     """All that this process sees. Raises CudaError where there is no driver or no device."""
     checked("cuInit", driver.cuInit(0))
-    return [CudaGpu(ordinal) for ordinal in range(int(checked("cuDeviceGetCount", driver.cuDeviceGetCount())))]
+    found = [CudaGpu(ordinal) for ordinal in range(int(checked("cuDeviceGetCount", driver.cuDeviceGetCount())))]
+    peers = [(one.uuid, other.uuid) for one in found for other in found if one is not other and one.reaches(other)]
+    for one in found:
+        for other in found:
+            if (other.uuid, one.uuid) in peers:
+                one.let_write(other)
+    return found, read_topology({gpu.uuid: gpu.bus_id for gpu in found}, peers)

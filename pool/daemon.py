@@ -24,6 +24,7 @@ from pool.gpu import Gpu
 from pool.place import SHARED_MEMORY, PlaceRefused, claim, place, sweep
 from pool.residency import Residency
 from pool.server import Server
+from pool.topology import Topology
 
 SOCKET_PATH_LIMIT = 107
 """Bytes in a unix socket's address on Linux."""
@@ -91,7 +92,7 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     arena = Arena(root)
-    server = Server(arena, Residency(options.budget), _gpus() if options.gpus else ())
+    server = Server(arena, Residency(options.budget), *(_gpus() if options.gpus else ()))
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
     log.info("ready", extra={"socket": str(options.socket), "segments": str(root), "budget_bytes": options.budget})
@@ -107,7 +108,7 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     log.info("ended", extra={"forgot": options.forget})
 
 
-def _gpus() -> Sequence[Gpu]:
+def _gpus() -> tuple[Sequence[Gpu], Topology]:
     try:
         from pool.cuda import devices  # noqa: PLC0415 - nodes without a device have no such library
     except ImportError as error:

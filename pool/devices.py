@@ -14,16 +14,19 @@ from pool.lane import Lane, Turn
 from pool.manifest import Manifest
 from pool.messages import DeviceState, Filled, Released
 from pool.residency import Refused
+from pool.routes import Routes
 from pool.slabs import Slabs
+from pool.topology import NO_TOPOLOGY, Topology
 from pool.wire import close_all
 
 log = logging.getLogger("pool")
 
 
-@dataclass
+@dataclass(eq=False)
 class Resident:
     """A set on a device, or on its way there."""
 
+    weight_set: str
     exported: asyncio.Future[OnDevice]
     filled: asyncio.Future[Filled]
     holders: int = 0
@@ -35,13 +38,24 @@ class Device:
     lane: Lane
     total_bytes: int
     residents: dict[str, Resident] = field(default_factory=dict)
+    former: set[Resident] = field(default_factory=set)
+    """Copies of a set that was found corrupt and has been brought anew: for those who have them, and for nobody else."""
+
+    def leave(self, resident: Resident) -> bool:
+        """It is not handed out any more. True: its memory is to be freed, by whoever asked."""
+        known = resident in self.former or self.residents.get(resident.weight_set) is resident
+        self.former.discard(resident)
+        if self.residents.get(resident.weight_set) is resident:
+            del self.residents[resident.weight_set]
+        return known and resident.filled.exception() is None
 
 
 class Devices:
     """`gpus` may be empty: then there is nothing here, and every device is unknown."""
 
-    def __init__(self, arena: Arena, gpus: Sequence[Gpu] = ()) -> None:
+    def __init__(self, arena: Arena, gpus: Sequence[Gpu] = (), topology: Topology = NO_TOPOLOGY) -> None:
         self._arena = arena
+        self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
         self._slabs: dict[str, Slabs] = {}
         self._mapping: dict[str, asyncio.Lock] = {}
@@ -68,7 +82,8 @@ class Devices:
             return
         lane = next(iter(self._devices.values())).lane  # pinned for every device of this process
         for part in list(slabs.parts):
-            await lane.submit(Turn.SPARE, functools.partial(part.register, lane.gpu))
+            while part.to_pin:
+                await lane.submit(Turn.SPARE, functools.partial(part.pin, lane.gpu))
         log.info("registered", extra={"weight_set": manifest.weight_set, "bytes": slabs.registered_bytes})
 
     async def _mapped(self, manifest: Manifest) -> Slabs:
@@ -92,6 +107,16 @@ class Devices:
             lane = next(iter(self._devices.values())).lane
             await lane.submit(Turn.SPARE, functools.partial(slabs.unregister, lane.gpu))
             slabs.unmap()
+
+    async def replaced(self, weight_set: str) -> None:
+        """The set was corrupt and its files are other ones now: nobody else gets what was copied from the old ones."""
+        for device in self._devices.values():
+            if (resident := device.residents.pop(weight_set, None)) is not None:
+                device.former.add(resident)
+        travelling = [one.filled for device in self._devices.values() for one in device.former if one.weight_set == weight_set]
+        if travelling:
+            await asyncio.wait(travelling)  # copies run from the old mapping
+        await self.forget(weight_set)
 
     # ---- devices --------------------------------------------------------------------------------------------
 
@@ -118,12 +143,15 @@ class Devices:
             loop.call_soon_threadsafe(exported.set_result, made)
 
         def work() -> Filled:
-            return fill(device.lane.gpu, slabs, tell)
+            with self._routes.chosen(device.lane.gpu, slabs.size_bytes) as routes:
+                return fill(device.lane.gpu, slabs, tell, routes)
 
         def settle(done: asyncio.Future[Filled]) -> None:
             if (error := done.exception()) is None:
                 result = done.result()
-                log.info("filled", extra={"set": slabs.weight_set, "ms": result.took_ms, "waited": time.monotonic() - asked})
+                shards = {shard.via: shard.copied_bytes for shard in result.shards}
+                waited = time.monotonic() - asked - result.took_ms / 1000
+                log.info("filled", extra={"set": slabs.weight_set, "ms": result.took_ms, "waited_s": waited, "links": shards})
                 filled.set_result(result)
                 return
             for future in (exported, filled):
@@ -132,7 +160,7 @@ class Devices:
                     future.exception()  # whoever waits has it from the future; it may be that nobody does
 
         device.lane.submit(Turn.NOW, work).add_done_callback(settle)
-        return Resident(exported, filled, size_bytes=slabs.size_bytes)
+        return Resident(slabs.weight_set, exported, filled, size_bytes=slabs.size_bytes)
 
     async def release(self, weight_set: str, uuid: str, resident: Resident) -> Released:
         """One reference less; answers once the memory of the last one is free."""
@@ -142,11 +170,9 @@ class Devices:
         freed = 0
         if not resident.holders:
             await asyncio.wait([resident.filled])
-            if not resident.holders and device.residents.get(weight_set) is resident:  # nobody has come meanwhile
-                del device.residents[weight_set]
-                if resident.filled.exception() is None:
-                    made = resident.exported.result()
-                    freed = await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
+            if not resident.holders and device.leave(resident):  # nobody has come meanwhile
+                made = resident.exported.result()
+                freed = await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
         return Released(freed_bytes=freed, took_ms=(time.monotonic() - begun) * 1000)
 
     async def describe(self) -> tuple[DeviceState, ...]:
@@ -158,7 +184,7 @@ class Devices:
                     total_bytes=device.total_bytes,
                     free_bytes=await device.lane.submit(Turn.NOW, device.lane.gpu.free_bytes),
                     sets={name: resident.holders for name, resident in device.residents.items()},
-                    resident_bytes=sum(resident.size_bytes for resident in device.residents.values()),
+                    resident_bytes=sum(one.size_bytes for one in (*device.residents.values(), *device.former)),
                     registered_bytes=registered,
                 )
                 for uuid, device in list(self._devices.items())

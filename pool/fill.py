@@ -2,16 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
+from pool.journey import Journey, Route
 from pool.messages import Filled
 from pool.residency import Refused
-from pool.slabs import Slab, Slabs
+from pool.slabs import Slabs
 
 RESERVE_BYTES = 64 << 20
 """Left on the device: a driver without any memory fails at kernels' local memory, in whoever launches next."""
+_USERS_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -23,31 +25,29 @@ class Step:
     register: bool
 
 
-def plan(device: str, slabs: Slabs, *, free_bytes: int, granularity: int) -> tuple[Step, ...]:
+def plan(gpu: Gpu, slabs: Slabs) -> tuple[Step, ...]:
     """Steps in the order in which bytes shall travel: pinned segments first, so that the link is busy while the rest is pinned.
 
     Raises Refused: `device_full` with both numbers, `bad_layout` for segments that a device can't hold.
     """
-    odd = [part.size for part in slabs.parts if part.size % granularity]
+    odd = [part.size for part in slabs.parts if part.size % gpu.granularity]
     if odd:
-        raise Refused(
-            "bad_layout", f"{slabs.weight_set} has a segment of {odd[0]} bytes; {device} maps multiples of {granularity}"
-        )
-    need, have = slabs.size_bytes, max(free_bytes - RESERVE_BYTES, 0)
+        unit = gpu.granularity
+        raise Refused("bad_layout", f"{slabs.weight_set} has a segment of {odd[0]} bytes; {gpu.uuid} maps multiples of {unit}")
+    need, have = slabs.size_bytes, max(gpu.free_bytes() - RESERVE_BYTES, 0)
     if need > have:
-        raise full(slabs.weight_set, device, need, have)
+        raise full(slabs.weight_set, gpu, need, have)
     order = sorted(range(len(slabs.parts)), key=lambda number: (not slabs.parts[number].registered, number))
-    return tuple(
-        Step(number, slabs.parts[number].size, not (slabs.parts[number].registered or slabs.parts[number].refused))
-        for number in order
-    )
+    return tuple(Step(number, slabs.parts[number].size, slabs.parts[number].to_pin) for number in order)
 
 
-def full(weight_set: str, device: str, need: int, have: int) -> Refused:
+def full(weight_set: str, gpu: Gpu, need: int, have: int) -> Refused:
+    users = sorted(gpu.users().items(), key=lambda user: -user[1])[:_USERS_SHOWN]
+    who = ", ".join(f"process {pid} has {size}" for pid, size in users if pid != os.getpid())
     return Refused(
         "device_full",
-        f"{weight_set} needs {need} bytes on {device}, {have} are free there: put an instance to sleep, or end the processes "
-        "that use it (nvidia-smi lists them)",
+        f"{weight_set} needs {need} bytes on {gpu.uuid}, {have} are free there{f' ({who})' if who else ''}: put an instance to "
+        "sleep, or end the processes that use it",
         need_bytes=need,
         free_bytes=have,
     )
@@ -62,42 +62,44 @@ class OnDevice:
     """One a segment, ours to close."""
 
 
-def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None]) -> Filled:
+def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None], routes: Sequence[Route] = ()) -> Filled:
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
-    Raises Refused (`device_full`), OSError; the device is then as it was before.
+    routes: the device's own link first; none: that alone. Raises Refused (`device_full`), OSError; the device is then as it was
+    before.
     """
     begun = time.monotonic()
-    steps = plan(gpu.uuid, slabs, free_bytes=gpu.free_bytes(), granularity=gpu.granularity)
+    steps = plan(gpu, slabs)
+    journey = Journey(gpu, routes)
     blocks: dict[int, Block] = {}
     fds: dict[int, int] = {}
     try:
         for step in steps:
-            part: Slab = slabs.parts[step.segment]
-            block = blocks[step.segment] = gpu.create(step.size_bytes)
+            part = slabs.parts[step.segment]
+            block = blocks[step.segment] = gpu.create(step.size_bytes, journey.writers)
             if step.register:
                 part.register(gpu)
-            gpu.copy(block, part.address)
+            journey.send(block, part)
             fds[step.segment] = gpu.export(block)
         count = range(len(slabs.parts))
-        made = OnDevice([blocks[number] for number in count], [fds[number] for number in count])
-        exported(made)
-        gpu.wait()
+        exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count]))
+        shards = journey.arrive(begun)
     except BaseException as error:
-        _undo(gpu, OnDevice(list(blocks.values()), list(fds.values())))
+        _undo(journey, OnDevice(list(blocks.values()), list(fds.values())))
         if isinstance(error, NoDeviceMemory):
-            raise full(slabs.weight_set, gpu.uuid, slabs.size_bytes, gpu.free_bytes()) from error
+            raise full(slabs.weight_set, gpu, slabs.size_bytes, gpu.free_bytes()) from error
         raise
     seconds = time.monotonic() - begun
     moved = slabs.size_bytes
-    return Filled(copied_bytes=moved, took_ms=seconds * 1000, bytes_per_s=moved / seconds, path="host")
+    path = "links" if len(shards) > 1 else "host"
+    return Filled(copied_bytes=moved, took_ms=seconds * 1000, bytes_per_s=moved / seconds, path=path, shards=shards)
 
 
-def _undo(gpu: Gpu, made: OnDevice) -> None:
+def _undo(journey: Journey, made: OnDevice) -> None:
     try:
-        gpu.wait()  # nothing may be in flight into memory that goes
+        journey.abandon()  # nothing may be in flight into memory that goes
     finally:
-        free(gpu, made)
+        free(journey.gpu, made)
 
 
 def free(gpu: Gpu, made: OnDevice) -> int:

@@ -1,8 +1,9 @@
-"""What the pool asks of a GPU: memory that can be exported, copies from host memory, free bytes.
+"""What the pool asks of a GPU: memory that can be exported, copies from host memory, bytes relayed to a neighbour.
 
 Nothing else, so that it can be played without one (`tests/fakegpu.py`).
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +21,21 @@ class Block:
     handle: int
 
 
+class Relay(Protocol):
+    """A ring of buffers on a device that helps: host memory -> ring -> another device's block. All calls from one thread."""
+
+    def send(self, block: Block, offset: int, address: int, size: int) -> None:
+        """Queue both hops of at most a buffer's bytes. Raises OSError."""
+
+    def wait(self) -> None:
+        """For all that was sent. Raises OSError."""
+
+    def close(self) -> None:
+        """After `wait`: the ring's memory is free."""
+
+
 class Gpu(Protocol):
-    """One device. All calls come from one thread, its lane's."""
+    """One device. All calls but `relay`, `users` and `load` come from one thread, its lane's."""
 
     uuid: str
     total_bytes: int
@@ -34,8 +48,14 @@ class Gpu(Protocol):
     def free_bytes(self) -> int:
         """By the driver's word, whoever uses the rest."""
 
-    def create(self, size: int) -> Block:
-        """Raises NoDeviceMemory."""
+    def users(self) -> Mapping[int, int]:
+        """Process id -> bytes, as far as the driver tells."""
+
+    def load(self) -> tuple[int, bool] | None:
+        """Free bytes and whether it computes, for any thread; None: the driver does not tell."""
+
+    def create(self, size: int, writers: Sequence[str] = ()) -> Block:
+        """`writers`: devices that relay into it. Raises NoDeviceMemory."""
 
     def export(self, block: Block) -> int:
         """A descriptor, the caller's to close."""
@@ -48,8 +68,11 @@ class Gpu(Protocol):
 
     def unregister(self, address: int) -> None: ...
 
-    def copy(self, block: Block, address: int) -> None:
-        """Queue a copy of the block's size from host memory."""
+    def copy(self, block: Block, offset: int, address: int, size: int) -> None:
+        """Queue a copy from host memory that lies within one registered range (or in none)."""
 
     def wait(self) -> None:
         """For all that was queued. Raises OSError."""
+
+    def relay(self, buffers: int, size: int) -> Relay:
+        """A ring on this device, for the calling thread. Raises NoDeviceMemory, OSError."""

@@ -121,6 +121,15 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     device: str | None = None
 
 
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """What went over one link."""
+
+    via: str
+    """UUID of the GPU whose link it was."""
+    copied_bytes: int
+    took_ms: float
+
+
 class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The device's memory holds the set."""
 
@@ -130,7 +139,9 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the request's turn on the device to the last byte."""
     bytes_per_s: float
     path: str
-    """How the bytes went: `resident`, or `host` (its own link)."""
+    """How the bytes went: `resident`, `host` (its own link), or `links` (other GPUs' links, too)."""
+    shards: tuple[Shard, ...] = ()
+    """Its own link first."""
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):

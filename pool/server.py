@@ -42,6 +42,7 @@ from pool.residency import Refused, Residency
 from pool.stage import Cancelled, Progress
 from pool.stagings import Stagings
 from pool.talk import SEND_S, WORD_S, hand_over, send, talking
+from pool.topology import NO_TOPOLOGY, Topology
 from pool.wire import REQUEST_LIMIT, AsyncChannel, WireBroken, close_all
 
 CONNECTIONS = 1024
@@ -53,12 +54,12 @@ log = logging.getLogger("pool")
 
 
 class Server:
-    def __init__(self, arena: Arena, residency: Residency, gpus: Sequence[Gpu] = ()) -> None:
+    def __init__(self, arena: Arena, residency: Residency, gpus: Sequence[Gpu] = (), topology: Topology = NO_TOPOLOGY) -> None:
         self.arena = arena
         self.residency = residency
-        self.stagings = Stagings(arena, residency)
+        self.devices = Devices(arena, gpus, topology)
+        self.stagings = Stagings(arena, residency, self.devices.replaced)
         self.deposits = Deposits(self.stagings)
-        self.devices = Devices(arena, gpus)
         self._connections: set[asyncio.Task[None]] = set()
         self.checks = Checks(arena, residency, self._remove)
         self._checking: asyncio.Task[None] | None = None

@@ -7,27 +7,48 @@ from dataclasses import dataclass, field
 from pool.gpu import Gpu
 from pool.mapping import map_shared, unmap
 
+PIN_BYTES = 64 << 20
+"""At once: a wake that finds the lane pinning waits 10 ms. A multiple of one copy's size, for no copy may leave a range."""
+
 
 @dataclass
 class Slab:
-    """One segment. `registered` belongs to the lane's thread."""
+    """One segment. What is pinned of it belongs to the lane's thread."""
 
     address: int
     size: int
-    registered: bool = False
+    pinned: int = 0
+    """Bytes from its start."""
     refused: bool = False
-    """The driver does not pin it: copies from it go through the driver's own buffers."""
+    """The driver does not pin it: copies from the rest go through the driver's own buffers."""
 
-    def register(self, gpu: Gpu) -> None:
-        """Once; a refusal costs speed only. The pages have been touched: else pinning runs at a tenth of the speed."""
-        if self.registered or self.refused:
-            return
+    @property
+    def registered(self) -> bool:
+        return self.pinned == self.size
+
+    @property
+    def to_pin(self) -> bool:
+        return not (self.registered or self.refused)
+
+    def pin(self, gpu: Gpu) -> None:
+        """The next piece. A refusal costs speed only. The pages have been touched: else this runs at a tenth of the speed."""
+        size = min(PIN_BYTES, self.size - self.pinned)
         try:
-            gpu.register(self.address, self.size)
+            gpu.register(self.address + self.pinned, size)
         except OSError:
             self.refused = True
         else:
-            self.registered = True
+            self.pinned += size
+
+    def register(self, gpu: Gpu) -> None:
+        """All of it."""
+        while self.to_pin:
+            self.pin(gpu)
+
+    def unregister(self, gpu: Gpu) -> None:
+        for at in range(0, self.pinned, PIN_BYTES):
+            gpu.unregister(self.address + at)
+        self.pinned = 0
 
 
 @dataclass
@@ -43,7 +64,7 @@ class Slabs:
 
     @property
     def registered_bytes(self) -> int:
-        return sum(part.size for part in self.parts if part.registered)
+        return sum(part.pinned for part in self.parts)
 
     def map(self, fds: Sequence[int], sizes: Sequence[int]) -> None:
         """Raises OSError; nothing is mapped then."""
@@ -56,9 +77,7 @@ class Slabs:
 
     def unregister(self, gpu: Gpu) -> None:
         for part in self.parts:
-            if part.registered:
-                part.registered = False
-                gpu.unregister(part.address)
+            part.unregister(gpu)
 
     def unmap(self) -> None:
         for part in self.parts:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pool import stage
@@ -27,6 +28,8 @@ class Staging:
 class Stagings:
     arena: Arena
     residency: Residency
+    replaced: Callable[[str], Awaitable[None]]
+    """Called for a set that was corrupt and has a sound copy in its place."""
     _running: dict[str, Staging] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Staged]] = field(default_factory=set)
     drafts: set[Draft] = field(default_factory=set)
@@ -107,6 +110,8 @@ class Stagings:
                 self.arena.rewrite(kept)
                 return kept
             await asyncio.to_thread(self.arena.publish, draft, manifest)
+            if known is not None:
+                await self.replaced(manifest.weight_set)
             self.residency.add(manifest)
             return manifest
 

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pool.gpu import Block, NoDeviceMemory
@@ -19,6 +20,13 @@ class FakeGpu:
     granularity: int = 2 * MIB
     foreign_bytes: int = 0
     """Used by somebody whom the pool does not know."""
+    decoding: bool = False
+    roomless: bool = False
+    """No ring fits, although there was room when it was asked for."""
+    relayed: list[tuple[int, int]] = field(default_factory=list)
+    """Through this device's ring: offset and size, in the order in which they left."""
+    broken: bool = False
+    """The second hop fails."""
     pinnable: bool = True
     steals_after: int | None = None
     """Somebody takes all the rest once so many blocks have been made."""
@@ -28,7 +36,11 @@ class FakeGpu:
     gate: threading.Event = field(default_factory=threading.Event)
     """`wait` returns once it is set: bytes travel until then."""
     threads: set[int] = field(default_factory=set)
-    _queue: list[tuple[Block, int]] = field(default_factory=list)
+    writers: dict[int, set[str]] = field(default_factory=dict)
+    """Block -> devices that relay into it."""
+    rings: int = 0
+    most_ring_bytes: int = 0
+    _queue: list[tuple[Block, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -39,7 +51,13 @@ class FakeGpu:
     def free_bytes(self) -> int:
         return self.total_bytes - self.foreign_bytes - sum(block.size for block in self.blocks.values())
 
-    def create(self, size: int) -> Block:
+    def users(self) -> dict[int, int]:
+        return {4711: self.foreign_bytes} if self.foreign_bytes else {}
+
+    def load(self) -> tuple[int, bool] | None:
+        return self.free_bytes(), self.decoding
+
+    def create(self, size: int, writers: Sequence[str] = ()) -> Block:
         if self.steals_after is not None and len(self.blocks) >= self.steals_after:
             self.foreign_bytes += self.free_bytes()
         if size > self.free_bytes():
@@ -48,6 +66,7 @@ class FakeGpu:
         os.ftruncate(fd, size)
         block = Block(map_shared(os.dup(fd), size), size, fd)
         self.blocks[fd] = block
+        self.writers[fd] = set(writers)
         return block
 
     def export(self, block: Block) -> int:
@@ -55,6 +74,7 @@ class FakeGpu:
 
     def destroy(self, block: Block) -> None:
         del self.blocks[block.handle]
+        del self.writers[block.handle]
         unmap(block.address, block.size)
         os.close(block.handle)
 
@@ -67,16 +87,45 @@ class FakeGpu:
     def unregister(self, address: int) -> None:
         del self.registered[address]
 
-    def copy(self, block: Block, address: int) -> None:
-        self._queue.append((block, address))
+    def copy(self, block: Block, offset: int, address: int, size: int) -> None:
+        self._queue.append((block, offset, address, size))
 
     def wait(self) -> None:
         assert self.gate.wait(20)
-        for block, address in self._queue:
+        for block, offset, address, size in self._queue:
             if block.handle in self.blocks:
-                ctypes.memmove(block.address, address, block.size)
-                self.copies.append(block.size)
+                ctypes.memmove(block.address + offset, address, size)
+                self.copies.append(size)
         self._queue.clear()
+
+    def relay(self, buffers: int, size: int) -> "FakeRelay":
+        if self.roomless:
+            raise NoDeviceMemory(f"{buffers * size} bytes")
+        self.rings += 1
+        self.most_ring_bytes = max(self.most_ring_bytes, buffers * size)
+        return FakeRelay(self, size)
+
+
+class FakeRelay:
+    def __init__(self, gpu: FakeGpu, size: int) -> None:
+        self._gpu, self._size = gpu, size
+        self._queue: list[tuple[Block, int, int, int]] = []
+
+    def send(self, block: Block, offset: int, address: int, size: int) -> None:
+        assert size <= self._size, "larger than a buffer"
+        self._queue.append((block, offset, address, size))
+
+    def wait(self) -> None:
+        assert self._gpu.gate.wait(20)
+        for block, offset, address, size in self._queue:
+            if self._gpu.broken:
+                raise OSError(700, "the second hop failed")
+            ctypes.memmove(block.address + offset, address, size)
+            self._gpu.relayed.append((offset, size))
+        self._queue.clear()
+
+    def close(self) -> None:
+        self._gpu.rings -= 1
 
 
 def read(fd: int, offset: int, size: int) -> bytes:

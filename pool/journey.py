@@ -1,0 +1,129 @@
+"""The bytes of one fill on their way: over the device's own link, and through devices that help."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pool.gpu import Block, Gpu, NoDeviceMemory
+from pool.messages import Shard
+from pool.paths import PIECE_BYTES, RING_BUFFERS, Dealer, pieces
+from pool.slabs import Slab
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """One piece: from host memory into a block."""
+
+    block: Block
+    offset: int
+    address: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Route:
+    helper: Gpu | None
+    """None: the device's own link."""
+    share: float
+
+
+class Helper:
+    """A thread that sends what it is given through a ring of its device, for one fill.
+
+    The device's lane is not in the way: a wake of its own begins at once, and shares the link.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.device = gpu.uuid
+        self._gpu = gpu
+        self._cargo: queue.SimpleQueue[Cargo | None] = queue.SimpleQueue()
+        self._sent = 0
+        self._seconds = 0.0
+        self._left: list[Cargo] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=f"pool-helper-{gpu.uuid}", daemon=True)
+        self._thread.start()
+
+    def give(self, cargo: Cargo) -> None:
+        self._cargo.put(cargo)
+
+    def end(self) -> list[Cargo]:
+        """No more is given: wait for all of it. What could not be taken, for want of memory for the ring, comes back.
+
+        Raises OSError when a copy failed; nothing is in flight then either. Twice is fine.
+        """
+        self._cargo.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._left
+
+    @property
+    def shard(self) -> Shard:
+        """What it did, after `end`."""
+        return Shard(via=self.device, copied_bytes=self._sent, took_ms=self._seconds * 1000)
+
+    def _work(self) -> None:
+        begun = time.monotonic()
+        try:
+            relay = self._gpu.relay(RING_BUFFERS, PIECE_BYTES)
+        except NoDeviceMemory:  # somebody took it since the plan was made
+            self._left = list(iter(self._cargo.get, None))
+            return
+        except BaseException as error:
+            self._error = error
+            return
+        try:
+            for cargo in iter(self._cargo.get, None):
+                relay.send(cargo.block, cargo.offset, cargo.address, cargo.size)
+                self._sent += cargo.size
+        except BaseException as error:
+            self._error = error
+        try:
+            relay.wait()  # nothing may be in flight into memory that goes
+            relay.close()
+        except BaseException as error:
+            self._error = self._error or error
+        self._seconds = time.monotonic() - begun
+
+
+class Journey:
+    """Of one fill. Called by the device's lane."""
+
+    def __init__(self, gpu: Gpu, routes: Sequence[Route]) -> None:
+        self.gpu = gpu
+        self._helpers = [Helper(route.helper) for route in routes if route.helper is not None]
+        self._dealer = Dealer([route.share for route in routes] or [1.0])
+        self.writers = tuple(helper.device for helper in self._helpers)
+
+    def send(self, block: Block, part: Slab) -> None:
+        """Queue a segment. Raises OSError."""
+        for offset, size in pieces(part.size):
+            number = self._dealer.deal(size)
+            if number:
+                self._helpers[number - 1].give(Cargo(block, offset, part.address + offset, size))
+            else:
+                self.gpu.copy(block, offset, part.address + offset, size)
+
+    def arrive(self, begun: float) -> tuple[Shard, ...]:
+        """Wait for all of it; what each link has done since `begun` (monotonic seconds). Raises OSError."""
+        self.gpu.wait()
+        own, seconds = self._dealer.dealt[0], time.monotonic() - begun
+        if left := [cargo for helper in self._helpers for cargo in helper.end()]:
+            for cargo in left:
+                self.gpu.copy(cargo.block, cargo.offset, cargo.address, cargo.size)
+                own += cargo.size
+            self.gpu.wait()
+            seconds = time.monotonic() - begun
+        direct = Shard(via=self.gpu.uuid, copied_bytes=own, took_ms=seconds * 1000)
+        return (direct, *[helper.shard for helper in self._helpers if helper.shard.copied_bytes])
+
+    def abandon(self) -> None:
+        """Nothing is in flight when this returns. Raises OSError for the device itself."""
+        for helper in self._helpers:
+            with contextlib.suppress(OSError):  # it has failed, and that is why
+                helper.end()
+        self.gpu.wait()

@@ -1,0 +1,116 @@
+"""Over which links a weight set travels to a device: a pure function of topology and load.
+
+1. its own link, always;
+2. the links of devices that reach it directly (NVLink), have a link of their own (no uplink twice), are not copying for
+   themselves, have room for a ring, and whose decoding would lose less than 5 % by it; those of its own NUMA node first;
+3. each takes a share by its rate. A helper may be slowed to what its decoding can bear, and is left out below a tenth.
+A small set goes by its own link alone: a ring has to be filled before anything arrives.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from pool.topology import Place, Topology
+
+PIECE_BYTES = 32 << 20
+"""One copy, and one buffer of a ring: from 16 MiB on two hops at once reach 99 % of two links (measured with 16 to 256)."""
+RING_BUFFERS = 4
+RING_BYTES = PIECE_BYTES * RING_BUFFERS
+"""Per helper and transfer: all the memory that helping costs."""
+SMALLEST_BYTES = 256 << 20
+"""Below it a second link saves less than 2.5 ms, and a ring costs one."""
+SMALLEST_PIECE = 8 << 20
+"""Smaller ones go by the direct link: a copy reaches full speed from here on."""
+MOST_HELPERS = 3
+"""Four links take 200 GB/s out of host memory, which is what one socket gives."""
+LOSS_LIMIT = 0.05
+_LEAST_SHARE = 0.1
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device is doing at the moment."""
+
+    free_bytes: int
+    copying: bool = False
+    """Its link is in use, for itself or for another."""
+    decoding: bool = False
+    loss: float = 0.03
+    """Of its decoding, while it helps at full rate: two passes of 50 GB/s through memory of 4.8 TB/s, and what was measured."""
+
+
+class Path(msgspec.Struct, frozen=True, kw_only=True):
+    via: str | None
+    """The helper's UUID; None: the device's own link."""
+    share: float
+    """Of the bytes; all shares make 1."""
+
+
+def choose(
+    target: str, size_bytes: int, topology: Topology, loads: Mapping[str, Load], *, reserve_bytes: int
+) -> tuple[Path, ...]:
+    """The direct path first. reserve_bytes: what a helper keeps free beside its ring."""
+    own = topology.place(target)
+    if own is None or size_bytes < SMALLEST_BYTES:
+        return (Path(via=None, share=1.0),)
+    rates: list[tuple[str | None, float]] = [(None, own.bytes_per_s)]
+    taken = {own.uplink}
+    for place in sorted(topology.places, key=lambda place: (place.node != own.node, _decodes(loads, place), place.device)):
+        load = loads.get(place.device)
+        if (
+            len(rates) > MOST_HELPERS
+            or load is None
+            or place.uplink in taken
+            or not _may_help(place, own, topology, load, reserve_bytes)
+        ):
+            continue
+        if (part := _bearable(load)) >= _LEAST_SHARE:
+            rates.append((place.device, place.bytes_per_s * part))
+            taken.add(place.uplink)
+    total = sum(rate for _, rate in rates)
+    return tuple(Path(via=via, share=rate / total) for via, rate in rates)
+
+
+def _decodes(loads: Mapping[str, Load], place: Place) -> bool:
+    load = loads.get(place.device)
+    return load is not None and load.decoding
+
+
+def _may_help(place: Place, own: Place, topology: Topology, load: Load, reserve_bytes: int) -> bool:
+    return (
+        place.device != own.device
+        and (place.device, own.device) in topology.peers
+        and not load.copying
+        and load.free_bytes >= RING_BYTES + reserve_bytes
+    )
+
+
+def _bearable(load: Load) -> float:
+    """The part of its link's rate at which its decoding loses no more than the limit."""
+    return min(1.0, LOSS_LIMIT / load.loss) if load.decoding and load.loss > 0 else 1.0
+
+
+def pieces(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Offset and size of what single copies move: cut at multiples of a piece."""
+    for at in range(0, size_bytes, PIECE_BYTES):
+        yield at, min(PIECE_BYTES, size_bytes - at)
+
+
+class Dealer:
+    """Gives each piece to the path that is furthest behind its share, so that all are busy from the first to the last."""
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        self._shares = shares
+        self.dealt = [0] * len(shares)
+        """Bytes, per path."""
+
+    def deal(self, size_bytes: int) -> int:
+        """The number of the path that takes the next piece."""
+        if size_bytes < SMALLEST_PIECE:
+            number = 0
+        else:
+            done = sum(self.dealt) + size_bytes
+            behind = [share * done - dealt for share, dealt in zip(self._shares, self.dealt, strict=True)]
+            number = behind.index(max(behind))
+        self.dealt[number] += size_bytes
+        return number

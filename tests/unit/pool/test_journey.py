@@ -1,0 +1,63 @@
+"""Bytes through helpers: what arrives, what comes back, what a failure leaves."""
+
+import ctypes
+import time
+
+import pytest
+
+from pool.gpu import Block
+from pool.journey import Journey, Route
+from pool.paths import PIECE_BYTES, RING_BYTES
+from pool.slabs import Slab
+from tests.fakegpu import MIB, FakeGpu
+
+SIZE = 4 * PIECE_BYTES + 2 * MIB
+
+
+@pytest.fixture
+def pair() -> tuple[FakeGpu, FakeGpu]:
+    return FakeGpu(), FakeGpu(uuid="GPU-helper")
+
+
+@pytest.fixture
+def source() -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer((bytes(range(251)) * (SIZE // 251 + 1))[:SIZE], SIZE)
+
+
+def sent(target: FakeGpu, helper: FakeGpu, source: ctypes.Array[ctypes.c_char]) -> tuple[Journey, Block]:
+    journey = Journey(target, (Route(None, 0.5), Route(helper, 0.5)))
+    block = target.create(SIZE, journey.writers)
+    journey.send(block, Slab(ctypes.addressof(source), SIZE))
+    return journey, block
+
+
+def test_both_links_carry_their_share_and_the_bytes_are_right(pair, source) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    journey, block = sent(target, helper, source)
+    own, other = journey.arrive(time.monotonic())
+    assert ctypes.string_at(block.address, SIZE) == source.raw
+    assert (own.via, own.copied_bytes) == ("GPU-fake", 2 * PIECE_BYTES + 2 * MIB)
+    assert (other.via, other.copied_bytes) == ("GPU-helper", 2 * PIECE_BYTES)
+    assert target.writers[block.handle] == {"GPU-helper"}
+    assert (helper.rings, helper.most_ring_bytes) == (0, RING_BYTES), "bounded, and gone afterwards"
+    target.destroy(block)
+
+
+def test_a_helper_without_room_leaves_its_share_to_the_direct_link(pair, source) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    helper.roomless = True
+    journey, block = sent(target, helper, source)
+    (own,) = journey.arrive(time.monotonic())
+    assert own.copied_bytes == SIZE
+    assert ctypes.string_at(block.address, SIZE) == source.raw
+    target.destroy(block)
+
+
+def test_a_helper_that_fails_fails_the_fill_and_leaves_nothing_in_flight(pair, source) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    helper.broken = True
+    journey, block = sent(target, helper, source)
+    with pytest.raises(OSError, match="second hop"):
+        journey.arrive(time.monotonic())
+    journey.abandon()
+    target.destroy(block)
