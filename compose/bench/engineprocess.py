@@ -120,9 +120,11 @@ class EngineProcess:
         while len(ended) < len(names):
             for word in self._heard():
                 match word:
-                    case Tokens(request=request, ids=more):
-                        first.setdefault(request, (time.monotonic() - begun) * 1000)
-                        ids[request].extend(more)
+                    case Tokens():
+                        now = (time.monotonic() - begun) * 1000
+                        for request, more in zip(word.requests, word.ids, strict=True):
+                            first.setdefault(request, now)
+                            ids[request].extend(more)
                     case Ended(request=request, reason=reason, count=count, message=message):
                         if reason != "length":
                             raise EngineFailed(f"{request} ended with {reason}: {message}")

@@ -20,7 +20,7 @@ class EngineFault(Exception):
         self.code, self.message, self.fatal = code, message, fatal
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """What one step added to one request. `reason` is given with its last ids: `stop`, `length` or `failed`."""
 
     request: str

@@ -26,6 +26,8 @@ class Link(Generic[T]):
         self._frames = Frames()
         self._out = bytearray()
         self._retry_at = 0.0
+        self._blocked = False
+        """The other end has not yet taken all that was sent."""
 
     @property
     def up(self) -> bool:
@@ -43,7 +45,7 @@ class Link(Generic[T]):
             self._retry_at = time.monotonic() + RETRY_S
             return False
         sock.setblocking(False)
-        self._sock, self._frames, self._out = sock, Frames(), bytearray()
+        self._sock, self._frames, self._out, self._blocked = sock, Frames(), bytearray(), False
         self._selector.register(sock, selectors.EVENT_READ, self)
         return True
 
@@ -58,13 +60,19 @@ class Link(Generic[T]):
             return
         try:
             while self._out:
-                del self._out[: self._sock.send(self._out)]
+                sent = self._sock.send(self._out)
+                if sent == len(self._out):
+                    self._out.clear()
+                else:
+                    del self._out[:sent]
         except BlockingIOError:
             pass
         except OSError:
             self.close()
             return
-        self._selector.modify(self._sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0), self)
+        if bool(self._out) != self._blocked:
+            self._blocked = bool(self._out)
+            self._selector.modify(self._sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0), self)
 
     def receive(self) -> Iterator[T]:
         """Yield the messages that have arrived; the link is down afterwards if the other end is gone or talks nonsense."""

@@ -1,7 +1,8 @@
 """What an engine has produced and its frontend has not yet recorded. A frontend that comes back gets it all again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from worker.engines.interface import Output
 from worker.engines.messages import Ack, Connected, Ended, Tokens
 
 
@@ -26,12 +27,21 @@ class Outbox:
     def open(self, request: str) -> None:
         self._pending[request] = _Pending()
 
-    def add(self, request: str, ids: tuple[int, ...]) -> Tokens:
-        """Keep `ids` and return the message that carries them."""
-        entry = self._pending[request]
-        start = entry.base + len(entry.ids)
-        entry.ids.extend(ids)
-        return Tokens(request=request, start=start, ids=ids)
+    def add(self, outputs: Sequence[Output]) -> Iterator[Tokens | Ended]:
+        """Keep what a step has produced, and yield the messages that carry it: ids first, then what has ended."""
+        requests, starts, added = [], [], []
+        for output in outputs:
+            if ids := output.ids:
+                entry = self._pending[output.request]
+                requests.append(output.request)
+                starts.append(entry.base + len(entry.ids))
+                added.append(ids)
+                entry.ids.extend(ids)
+        if requests:
+            yield Tokens(requests=tuple(requests), starts=tuple(starts), ids=tuple(added))
+        for output in outputs:
+            if output.reason is not None:
+                yield self.end(output.request, output.reason, output.message)
 
     def end(self, request: str, reason: str, message: str = "") -> Ended:
         """Keep the end of a request (one that was never opened, too: an abort of it is answered) and return its message."""
@@ -58,8 +68,10 @@ class Outbox:
     def greeting(self, pid: int) -> Iterator[Connected | Tokens | Ended]:
         """Yield all that a frontend must hear on a new connection."""
         yield Connected(pid=pid, requests={request: entry.base for request, entry in self._pending.items()})
-        for request, entry in self._pending.items():
-            if entry.ids:
-                yield Tokens(request=request, start=entry.base, ids=tuple(entry.ids))
+        told = [(request, entry.base, tuple(entry.ids)) for request, entry in self._pending.items() if entry.ids]
+        if told:
+            requests, starts, ids = zip(*told, strict=True)
+            yield Tokens(requests=requests, starts=starts, ids=ids)
+        for entry in self._pending.values():
             if entry.ended is not None:
                 yield entry.ended

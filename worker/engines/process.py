@@ -76,10 +76,11 @@ class Process:
             if self._tokens.connect():
                 for message in self._outbox.greeting(os.getpid()):
                     self._tokens.send(message)
-            for _ in self._selector.select(self._timeout_s()):
-                pass  # both links are read below: an event only says that it is time to
-            self._hear_holder()
-            self._hear_frontend()
+            ready = [key.data for key, _ in self._selector.select(self._timeout_s())]
+            if self._control in ready:
+                self._hear_holder()
+            if self._tokens in ready:
+                self._hear_frontend()
             self._step()
             self._settle_drain()
             self._tokens.flush()
@@ -203,11 +204,8 @@ class Process:
         if self._step_at is None or time.monotonic() < self._step_at:
             return
         stepped = self._engine.step()
-        for output in stepped.outputs:
-            if output.ids:
-                self._tokens.send(self._outbox.add(output.request, output.ids))
-            if output.reason is not None:
-                self._tokens.send(self._outbox.end(output.request, output.reason, output.message))
+        for message in self._outbox.add(stepped.outputs):
+            self._tokens.send(message)
         self._step_at = None if stepped.wait_s is None else time.monotonic() + stepped.wait_s
 
 

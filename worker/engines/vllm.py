@@ -159,7 +159,7 @@ class VllmEngine:
             raise EngineFault("not_awake", "asleep")
         if len(prompt) >= self._context:
             raise EngineFault("too_long", f"a prompt of {len(prompt)} tokens in a context of {self._context}")
-        if not prompt or not all(0 <= token < self._vocabulary for token in prompt):
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocabulary:
             raise EngineFault("failed", f"a prompt must hold ids from 0 to {self._vocabulary - 1}")
         asked = EngineCoreRequest(
             request_id=request, prompt_token_ids=list(prompt), mm_features=None, sampling_params=sampling_parameters(sampling),

@@ -134,18 +134,23 @@ class Requests:
                 inflight.close(_died())
 
     def tokens(self, message: Tokens) -> bool:
-        inflight = self._inflight.get(message.request)
+        found = zip(message.requests, message.starts, message.ids, strict=True)
+        taken = [self._take(request, start, ids) for request, start, ids in found]
+        return all(taken)
+
+    def _take(self, request: str, start: int, ids: tuple[int, ...]) -> bool:
+        inflight = self._inflight.get(request)
         if inflight is None:
             return True
         was_open = inflight.closed is None
-        if not inflight.take(message.start, message.ids):
+        if not inflight.take(start, ids):
             return False
         if was_open:
-            self._count(len(message.ids))
+            self._count(len(ids))
             if inflight.closed is not None:
-                self._send(Abort(request=message.request))  # it can't know of a stop string
+                self._send(Abort(request=request))  # it can't know of a stop string
         if inflight.owed():
-            self._send(Ack(request=message.request, count=inflight.received))
+            self._send(Ack(request=request, count=inflight.received))
             inflight.acknowledged = inflight.received
         return True
 

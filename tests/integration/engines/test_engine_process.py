@@ -84,13 +84,18 @@ class Side:
             message = await self.hear()
             if isinstance(message, Ended) and message.request == request:
                 break
-            if isinstance(message, Tokens) and message.request == request:
-                ids += message.ids
+            ids += ids_of(message, request)
         return ids
 
     async def leave(self) -> None:
         self.writer.close()
         self._server.close()
+
+
+def ids_of(message: Connected | Tokens | Ended, request: str) -> list[int]:
+    if not isinstance(message, Tokens):
+        return []
+    return [token for name, ids in zip(message.requests, message.ids, strict=True) if name == request for token in ids]
 
 
 async def up(room: Room, name: str = "m", **arguments: object) -> Attach:
@@ -135,7 +140,7 @@ async def test_abort_and_unknown_abort_are_answered(room: Room) -> None:
     ids = await side.output("r1", 3)
     await side.say(Abort(request="r1"))
     while not isinstance(ended := await side.hear(), Ended):
-        ids += ended.ids if isinstance(ended, Tokens) else ()
+        ids += ids_of(ended, "r1")
     assert (ended.reason, ended.count) == ("aborted", len(ids))
     await side.say(Abort(request="never"))
     assert await side.hear() == Ended(request="never", reason="aborted", count=0)
