@@ -39,7 +39,7 @@ class Engine(msgspec.Struct):
     model: str | None = None
     revision: int = 0
     grant: int | None = None
-    cells: tuple[str, int, int] | None = None
+    cells: tuple[tuple[str, int, int], ...] = ()
     """(device, offset, cells) whose memory it may use."""
     turn: int = 0
     """Counts directives; a step that belongs to an earlier one is dropped."""
@@ -58,8 +58,9 @@ class Reality(msgspec.Struct, kw_only=True):
         me: dict[str, Any] = {"node": e.node, "instance": e.instance, "directive": directive}
         if e.rung is Rung.UP:
             return self._up(me, e, engine, fleet)
-        skeleton = skeleton_of(fleet.models[engine.model].spec) if engine.model else 0
-        engine.rung, engine.grant, engine.cells = e.rung, None, None
+        spec = fleet.models[engine.model].spec if engine.model else None
+        skeleton = skeleton_of(spec) * spec.gpus if spec else 0
+        engine.rung, engine.grant, engine.cells = e.rung, None, ()
         if e.rung is Rung.SLEEP:
             return [ReportSlept(**me, pid=1, took_ms=1, bytes_used=skeleton)]
         if e.rung is Rung.SAVED:
@@ -83,12 +84,19 @@ class Reality(msgspec.Struct, kw_only=True):
             )
             reports.append(staged)
         engine.rung, engine.model, engine.revision = Rung.UP, model, e.revision
-        used = facts.weight_bytes + facts.kv_bytes + skeleton_of(spec)
+        engine.cells = cells_of(e, fleet) or engine.cells  # after a move: only where it went
+        used = facts.weight_bytes + facts.kv_bytes + skeleton_of(spec) * spec.gpus
         up = ReportUp(
             **me, model=model, revision=e.revision, weight_set=weights, grant=e.grant or 0, endpoint="http://here", pid=1,
             took_ms=1, bytes_mapped=facts.weight_bytes, bytes_used=used,
         )  # fmt: skip
         return [*reports, up]
+
+
+def cells_of(e: InstanceDirected, fleet: Fleet) -> tuple[tuple[str, int, int], ...]:
+    """What a directive's grants allow."""
+    grants = [fleet.grants.get(number) for number in e.gang or (e.grant or 0,)]
+    return tuple((grant.device, grant.offset, grant.cells) for grant in grants if grant is not None)
 
 
 def skeleton_of(spec: ModelSpec) -> int:

@@ -38,7 +38,7 @@ from controlplane.events import (
 from controlplane.fleet import Fleet
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
-from controlplane.scripted import Engine, Reality, Script, facts_of
+from controlplane.scripted import Engine, Reality, Script, cells_of, facts_of
 from controlplane.spec import ModelSpec
 
 NODE, GATEWAY, DEVICE_BYTES = "n1", "gw_1", 1 << 30
@@ -200,8 +200,8 @@ class Simulation:
             return
         script = self.script
         took = {Rung.UP: script.wake_ms if engine.rung is not Rung.COLD else script.start_ms, Rung.SLEEP: script.sleep_ms}
-        if e.rung is Rung.UP and (grant := self.fleet.grants.get(e.grant or 0)):
-            engine.grant, engine.cells = e.grant, (grant.device, grant.offset, grant.cells)
+        if e.rung is Rung.UP and (cells := cells_of(e, self.fleet)):
+            engine.grant, engine.cells = e.grant, tuple(dict.fromkeys((*engine.cells, *cells)))
         self._after(took.get(e.rung, script.end_ms), lambda: self._arrive(directive, e, engine, turn))
 
     def _arrive(self, directive: int, e: InstanceDirected, engine: Engine, turn: int) -> None:

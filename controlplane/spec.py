@@ -34,6 +34,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """From the engine's allow-list (arguments.py), never passed on unchecked."""
     cells: int | None = None
     """1, 2, 4 or 8 cells of one device; None: worked out from measured bytes (`share = "auto"`)."""
+    gpus: int = 1
+    """Whole devices of one node that an instance takes; more than one: a gang."""
     idle: Idle = Idle()
     aliases: tuple[ModelName, ...] = ()
     note: str = ""

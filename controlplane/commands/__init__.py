@@ -26,6 +26,7 @@ from controlplane.commands.node import (
 from controlplane.commands.operator import (
     ApplySettings,
     Load,
+    Move,
     RegisterModel,
     RetireModel,
     Retry,
@@ -38,7 +39,7 @@ from controlplane.commands.operator import (
 AnyCommand = (
     BeginReign | Tick | NodeSilent | NodeHeard
     | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
-    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Save | Stop | Retry
+    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Save | Move | Stop | Retry
     | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped
     | ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed
     | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
@@ -60,8 +61,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "CloseGateway", "DeviceFound", "End",
-    "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "NodeHeard", "NodeSilent", "OpenGateway",
-    "Order", "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt", "ReportImageFailed",
+    "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
+    "OpenGateway", "Order", "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt",
+    "ReportImageFailed",
     "ReportImageRefused", "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
     "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ class DeviceFound(msgspec.Struct, frozen=True):
     name: str
     kind: str
     size_bytes: int
+    island: str = ""
+    """As in `DeviceDeclared`."""
 
 
 class InstanceFound(msgspec.Struct, frozen=True):

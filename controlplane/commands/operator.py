@@ -43,6 +43,18 @@ class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: str
 
 
+class Move(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Bring what is `up` to another device of its node: it drains, goes there and serves again; new requests wait for it.
+
+    Answer: `Opened`, with the operation's id.
+    """
+
+    what: str
+    """A model that one instance serves, or the instance."""
+    device: str
+    """Name or id."""
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the processes of the instances that serve this model, or last did: `cold`. Running requests are drained first."""
 

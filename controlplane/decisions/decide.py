@@ -12,6 +12,7 @@ from controlplane.commands import (
     Hello,
     Interrupt,
     Load,
+    Move,
     NodeHeard,
     NodeSilent,
     OpenGateway,
@@ -38,7 +39,7 @@ from controlplane.commands import (
     Stop,
     Tick,
 )
-from controlplane.decisions import admission, images, lifecycle, membership, operations, registry, timers
+from controlplane.decisions import admission, images, lifecycle, membership, moves, operations, registry, timers
 from controlplane.decisions.draft import Decision, Draft
 from controlplane.fleet.state import Fleet
 
@@ -93,6 +94,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             operations.sleep(draft, command)
         case Save() as command:
             operations.save(draft, command)
+        case Move() as command:
+            moves.move(draft, command)
         case Stop() as command:
             operations.stop(draft, command)
         case Retry() as command:

@@ -4,7 +4,7 @@ import msgspec
 
 from controlplane.commands import ReportImageBuilt, ReportImageFailed, ReportImageRefused, ReportImageRemoved
 from controlplane.decisions.draft import Draft
-from controlplane.decisions.needs import cells, device_bytes, held_bytes
+from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import place
 from controlplane.events import GrantGiven, ImageBuilt, ImageFailed, ImageRefused, ImageRemoved, InstanceDirected
 from controlplane.fleet.members import Image, Instance, Model
@@ -45,6 +45,8 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
     node = fleet.nodes.get(instance.node)
     if node is not None and node.no_images:
         return "not_available", f"{instance.node} can't save engines: {node.no_images}"
+    if instance.ranks:
+        return "not_available", f"{instance.instance} is a gang of {len(instance.ranks)}: gangs are not saved to disk"
     known = of(fleet, instance)
     if not any(i.state == "ok" for i in known) and (broken := next((i for i in known if i.state == "failed"), None)):
         cure = f"`images rebuild {broken.image}` allows it again"
@@ -83,8 +85,8 @@ def _place(fleet: Fleet, instance: Instance, model: Model | None) -> GrantGiven 
         return None
     if (count := cells(fleet, model, device)) is None or (slot := place(fleet, {device.device: count})) is None:
         return None
-    others = [i for i in fleet.instances.values() if i.device == device.device and i.instance != instance.instance]
-    if device_bytes(fleet, model, device) + sum(held_bytes(i) for i in others) > device.size_bytes:
+    others = [i for i in fleet.instances.values() if on(fleet, i, device.device) and i.instance != instance.instance]
+    if device_bytes(fleet, model, device) + sum(held_bytes(fleet, i, device.device) for i in others) > device.size_bytes:
         return None
     return GrantGiven(
         node=instance.node, device=device.device, instance=instance.instance, offset=slot.offset, cells=slot.cells

@@ -1,5 +1,7 @@
 """What workers report of their instances and weights. A repeated report changes nothing; a stale one is refused."""
 
+from collections.abc import Iterable
+
 from controlplane.commands import ReportDropped, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportStaged, ReportUp
 from controlplane.decisions import endings, operations
 from controlplane.decisions.draft import Draft
@@ -31,7 +33,7 @@ def up(draft: Draft, report: ReportUp) -> None:
         raise _stale(report)
     if instance.directive_settled and (instance.endpoint, instance.pid) == (report.endpoint, report.pid):
         return
-    first = not instance.directive_settled
+    first, left = not instance.directive_settled, instance.grants if instance.moving_to is not None else ()
     draft.emit(
         InstanceUp(
             node=report.node, instance=report.instance, directive=report.directive, model=report.model,
@@ -43,6 +45,7 @@ def up(draft: Draft, report: ReportUp) -> None:
     )  # fmt: skip
     if not first:
         return
+    _return(draft, [number for number in left if number != report.grant], directive.operation)  # what it has moved away from
     model = draft.fleet.models.get(report.model)
     if model is not None and model.set_back is not None:
         draft.emit(ModelCleared(model=report.model), operation=directive.operation)
@@ -109,7 +112,7 @@ def failed(draft: Draft, report: ReportFailed) -> None:
         raise _stale(report)
     lose(draft, instance, step=report.step, code=report.code, message=report.message)
     asked = draft.fleet.operations.get(directive.operation or "")
-    if asked is not None and asked.kind == "save":
+    if asked is not None and asked.kind in ("save", "move"):
         fail(draft, asked, report.code, report.message)  # for a sleep or a stop, gone is good enough
     if directive.rung is Rung.UP and not instance.directive_settled and directive.model is not None:
         set_back(
@@ -187,14 +190,20 @@ def _stale(report: ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFa
 
 
 def _return_grant(draft: Draft, instance: Instance, operation: str | None) -> None:
-    grant = draft.fleet.grants.get(instance.grant or 0)
-    if grant is not None:
-        event = GrantReturned(node=grant.node, device=grant.device, instance=grant.instance, grant=grant.number)
-        draft.emit(event, operation=operation)
+    """All that it holds: of each rank, and where it was moving to."""
+    _return(draft, instance.grants, operation)
+
+
+def _return(draft: Draft, numbers: Iterable[int], operation: str | None) -> None:
+    for number in numbers:
+        if (grant := draft.fleet.grants.get(number)) is not None:
+            event = GrantReturned(node=grant.node, device=grant.device, instance=grant.instance, grant=grant.number)
+            draft.emit(event, operation=operation)
 
 
 def _measured(draft: Draft, instance: Instance, size: int, directive: Directive) -> None:
-    """Correct the configuration's skeleton, when it is known and the new figure is another one."""
+    """Correct the configuration's skeleton, when it is known and the new figure is another one. A gang has one a rank."""
+    size //= max(1, len(instance.ranks))
     known = draft.fleet.configurations.get(instance.configuration)
     if known is None or size <= 0:
         return

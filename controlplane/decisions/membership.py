@@ -87,15 +87,18 @@ def _images(draft: Draft, command: Hello) -> None:
 def _devices(draft: Draft, command: Hello) -> None:
     for found in command.devices:
         known = draft.fleet.devices.get(found.device)
-        before = (known.node, known.name, known.kind, known.size_bytes) if known else None
-        if before != (command.node, found.name, found.kind, found.size_bytes):
+        before = (known.node, known.name, known.kind, known.size_bytes, known.island) if known else None
+        if before != (command.node, found.name, found.kind, found.size_bytes, found.island):
             draft.emit(
                 DeviceDeclared(
-                    node=command.node, device=found.device, name=found.name, kind=found.kind, size_bytes=found.size_bytes
+                    node=command.node, device=found.device, name=found.name, kind=found.kind, size_bytes=found.size_bytes,
+                    island=found.island,
                 )
-            )
+            )  # fmt: skip
     declared = {found.device for found in command.devices}
-    used = {grant.device for grant in draft.fleet.grants.values()} | {i.device for i in draft.fleet.instances.values()}
+    used = {grant.device for grant in draft.fleet.grants.values()} | {
+        device for i in draft.fleet.instances.values() for device in i.devices
+    }
     for device in draft.fleet.devices.values():
         # One that is still in use stays until a later hello finds it free.
         if device.node == command.node and device.device not in declared and device.device not in used:

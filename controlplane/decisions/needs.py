@@ -1,5 +1,6 @@
 """What a model needs of a device and of a pool, in bytes and cells, and whether any has it."""
 
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -10,7 +11,7 @@ from controlplane.fleet.members import Device, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
-from controlplane.spec import ModelFacts, ModelSpec
+from controlplane.spec import CELLS, ModelFacts, ModelSpec
 
 SKELETON_BYTES: Final = {"cpu": 512 << 20, "gpu": 3 << 30}
 """Assumed until a transition has measured it: torch with a small model takes 150-400 MiB, a vLLM context with its graphs
@@ -21,11 +22,16 @@ class CannotFit(msgspec.Struct, frozen=True):
     """Both numbers of a need that nothing here will ever meet."""
 
     where: str
-    """`device` or `pool`."""
+    """`device` or `pool`; `devices`: those of one node, counted instead of bytes."""
     need_bytes: int
     limit_bytes: int
 
     def message(self, model: str) -> str:
+        if self.where == "devices":
+            return (
+                f"{model} needs {self.need_bytes} whole devices of one node, and no node has more than {self.limit_bytes} "
+                "that could hold its part: write a smaller share.gpus, or run it on a larger node"
+            )
         larger = "declare a larger device, or lower the model's kv_bytes"
         remedy = larger if self.where == "device" else "raise the node's pool_bytes"
         return (
@@ -44,10 +50,13 @@ def skeleton_bytes(fleet: Fleet, model: Model) -> int | None:
 
 
 def sure_bytes(fleet: Fleet, model: Model) -> int:
-    """What it takes on a device at the very least: measured and declared bytes, no assumption. 0 before inspection."""
+    """What it takes on a device at the very least: measured and declared bytes, no assumption. 0 before inspection.
+
+    Of a gang on each of its devices: weights and KV are cut over them, a skeleton each has whole.
+    """
     if model.facts is None:
         return 0
-    return model.facts.weight_bytes + model.facts.kv_bytes + (skeleton_bytes(fleet, model) or 0)
+    return -(-(model.facts.weight_bytes + model.facts.kv_bytes) // model.spec.gpus) + (skeleton_bytes(fleet, model) or 0)
 
 
 def device_bytes(fleet: Fleet, model: Model, device: Device) -> int:
@@ -62,13 +71,18 @@ def cells(fleet: Fleet, model: Model, device: Device) -> int | None:
     """Cells it takes of that device: as its spec says, else the smallest share that holds it; None: it can't fit there."""
     if sure_bytes(fleet, model) > device.size_bytes:
         return None
+    if model.spec.gpus > 1:
+        return CELLS
     if model.spec.cells is not None:
         return model.spec.cells
     return smallest_share(device_bytes(fleet, model, device), device.size_bytes)
 
 
 def wanted(fleet: Fleet, model: Model) -> dict[str, int]:
-    """Device -> cells, over all devices of nodes that are heard and whose pool could hold the weights."""
+    """Device -> cells, over all devices of nodes that are heard and whose pool could hold the weights.
+
+    For a gang, of nodes that have enough of them.
+    """
     weights = model.facts.weight_bytes if model.facts else 0
     found = {}
     for device in fleet.devices.values():
@@ -77,6 +91,9 @@ def wanted(fleet: Fleet, model: Model) -> dict[str, int]:
             continue
         if (count := cells(fleet, model, device)) is not None:
             found[device.device] = count
+    if model.spec.gpus > 1:
+        there = Counter(fleet.devices[device].node for device in found)
+        found = {device: count for device, count in found.items() if there[fleet.devices[device].node] >= model.spec.gpus}
     return found
 
 
@@ -91,6 +108,9 @@ def cannot_fit(fleet: Fleet, model: Model) -> CannotFit | None:
     fitting = [d.node for d in fleet.devices.values() if cells(fleet, model, d) is not None]
     if not fitting:
         return CannotFit("device", sure, max(d.size_bytes for d in fleet.devices.values()))
+    most = max(Counter(fitting).values())
+    if most < model.spec.gpus:
+        return CannotFit("devices", model.spec.gpus, most)
     pools = [fleet.nodes[node].pool_budget_bytes for node in fitting if node in fleet.nodes]
     if pools and max(pools) < weights:
         return CannotFit("pool", weights, max(pools))
@@ -117,11 +137,25 @@ def refusal_code(code: str) -> Code:
     return Code.CANNOT_FIT if code == Code.CANNOT_FIT else Code.MODEL_UNUSABLE
 
 
-def held_bytes(instance: Instance) -> int:
-    """The ledger's line for one instance on its device: measured when it stands still, promised while it climbs.
+def held_bytes(fleet: Fleet, instance: Instance, device: str) -> int:
+    """The ledger's line for one instance on one device: measured when it stands still, promised while it climbs.
 
-    The promise is the directive's own: the model may have been revised since.
+    The promise is the directive's own: the model may have been revised since. A gang's measure is cut evenly over its
+    devices. What moves has the device that it leaves and is promised the other.
     """
     directive = instance.directive
+    if (target := fleet.grants.get(instance.moving_to or 0)) is not None and target.device == device:
+        return directive.need_bytes if directive is not None else 0
+    if device not in instance.devices:
+        return 0
+    measured = -(-instance.bytes_used // len(instance.devices))
+    if target is not None:
+        return measured
     climbing = directive is not None and directive.rung in (Rung.UP, Rung.SAVED) and not instance.directive_settled
-    return max(instance.bytes_used, directive.need_bytes) if directive is not None and climbing else instance.bytes_used
+    return max(measured, directive.need_bytes) if directive is not None and climbing else measured
+
+
+def on(fleet: Fleet, instance: Instance, device: str) -> bool:
+    """Whether the instance has, or is promised, memory of the device."""
+    target = fleet.grants.get(instance.moving_to or 0)
+    return device in instance.devices or (target is not None and target.device == device)

@@ -2,7 +2,7 @@
 
 from controlplane import ids
 from controlplane.commands import Load, Retry, Save, Sleep, Stop
-from controlplane.decisions import images, standing
+from controlplane.decisions import images, moves, standing
 from controlplane.decisions.admission import check_servable, known
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.schedule import advance
@@ -60,6 +60,8 @@ def retry(draft: Draft, command: Retry) -> None:
 def pursue(draft: Draft) -> None:
     """Direct what open sleeps, saves and stops still have to direct, and end those that have what they asked for."""
     for operation in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
+        if operation.kind == "move":
+            moves.pursue(draft, operation)
         if operation.kind not in ("sleep", "save", "stop"):
             continue
         open_still = False

@@ -4,7 +4,7 @@ A block of 1, 2, 4 or 8 cells starts at a multiple of its size. Nothing is store
 grants leave over, so two freed halves are a whole again without anybody merging them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -59,6 +59,32 @@ def buddy(slot: Slot, held: int) -> int:
     while size < CELLS and not held & mask(slot.offset // (2 * size) * 2 * size, 2 * size):
         size *= 2
     return size
+
+
+def gang(fleet: Fleet, wanted: Collection[str], size: int, reserved: Mapping[str, int] | None = None) -> tuple[Slot, ...]:
+    """Find `size` free whole devices of one node among those asked for.
+
+    Returns: those of one island if there is one with enough of them, else of one node; of several the one with the fewest to
+        spare, so that larger gangs keep theirs; ties by name. Empty when there are none.
+    """
+    held = occupied(fleet)
+    free = [device for device in wanted if not held[device] | (reserved or {}).get(device, 0)]
+    for together in (True, False):
+        groups = [group for group in neighbours(fleet, free, together=together) if len(group) >= size]
+        if groups:
+            best = min(groups, key=lambda group: (len(group), [fleet.devices[device].name for device in group]))
+            return tuple(Slot(device, 0, CELLS) for device in best[:size])
+    return ()
+
+
+def neighbours(fleet: Fleet, devices: Collection[str], *, together: bool) -> list[list[str]]:
+    """The devices by node (`together`: by island, where any is known), each group in order of name."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for device in sorted(devices, key=lambda device: (fleet.devices[device].name, device)):
+        known = fleet.devices[device]
+        if known.island or not together:
+            groups.setdefault((known.node, known.island if together else ""), []).append(device)
+    return list(groups.values())
 
 
 def place(fleet: Fleet, wanted: Mapping[str, int], reserved: Mapping[str, int] | None = None) -> Slot | None:

@@ -7,14 +7,13 @@
 5. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
    recently used first; else the block that is likely to be free first, to wait for.
 
-Cells that the plans of earlier waiters need (`Board.reserved`) are never touched.
+Cells that the plans of earlier waiters need (`Board.reserved`) are never touched. Gangs have plans of their own (`gangs`).
 """
 
 from collections.abc import Iterable
 
-import msgspec
-
-from controlplane.decisions import standing
+from controlplane.decisions import gangs, standing
+from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.needs import wanted
 from controlplane.decisions.placement import Slot, blocks, mask, place
 from controlplane.fleet.members import Grant, Instance, Model
@@ -22,48 +21,13 @@ from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    slot: Slot
-    instance: str | None = None
-    """The skeleton to wake or to switch; None: a new one."""
-    grant: int | None = None
-    """The grant that a switch keeps."""
-    victims: tuple[str, ...] = ()
-    """To be sent to sleep, now."""
-    occupants: tuple[str, ...] = ()
-    """Whom it waits for: leaving, busy or still loading. Empty, and no victims: the slot is free."""
-
-    @property
-    def ready(self) -> bool:
-        return not self.victims and not self.occupants
-
-
-class Board:
-    """What the waiters served so far in this round have claimed; those who come later work round it.
-
-    Attributes:
-        reserved: device -> mask of cells. kept: skeletons that a plan counts on. barred: instances in the slot of one
-        who is past the bound: they get no new requests. device_claims, pool_claims: bytes promised, by device and by node.
-    """
-
-    def __init__(self) -> None:
-        self.reserved: dict[str, int] = {}
-        self.kept: set[str] = set()
-        self.barred: dict[str, str] = {}
-        self.device_claims: dict[str, int] = {}
-        self.pool_claims: dict[str, int] = {}
-
-    def claim(self, plan: Plan) -> None:
-        self.reserved[plan.slot.device] = self.reserved.get(plan.slot.device, 0) | plan.slot.mask
-        if plan.instance is not None:
-            self.kept.add(plan.instance)
-
-
 def plan(fleet: Fleet, model: Model, board: Board, *, overdue: bool = False) -> Plan | None:
     """The cheapest way up for an inspected model; None: earlier waiters need every place where it could be."""
     assert model.facts is not None
     sizes = wanted(fleet, model)
     mates = [i for i in fleet.instances.values() if i.configuration == model.facts.configuration and i.device in sizes]
+    if model.spec.gpus > 1:
+        return gangs.plan(fleet, model, sizes, mates, board, overdue=overdue)
     return (
         _wake(fleet, mates, sizes, board)
         or _switch(fleet, mates, sizes, board, overdue=overdue)

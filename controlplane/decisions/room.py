@@ -5,14 +5,16 @@ beyond that is sent away now, least recently used first; the climb waits until t
 """
 
 import msgspec
+from msgspec.structs import replace
 
 from controlplane.decisions import standing
+from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
-from controlplane.decisions.needs import device_bytes, held_bytes
-from controlplane.decisions.plan import Board, Plan
+from controlplane.decisions.needs import device_bytes, held_bytes, on
 from controlplane.events import InstanceDirected, WeightsDismissed
 from controlplane.fleet.members import Instance, Model, WeightSet
 from controlplane.fleet.state import Fleet
+from controlplane.fleet.weights import parts
 from controlplane.rungs import Rung
 
 
@@ -23,25 +25,32 @@ class Asked(msgspec.Struct, frozen=True):
     overdue: bool
 
 
-def on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Asked) -> str | None:
-    """None: the bytes are there. Else a sentence that says what has to leave first, and it has been told to."""
+def on_devices(draft: Draft, model: Model, plan: Plan, board: Board, asked: Asked) -> str | None:
+    """None: the bytes are there, on each device of the plan. Else a sentence that says what has to leave first, and it has
+    been told to: on all of them at once."""
+    each = [replace(plan, slot=slot, others=()) for slot in plan.slots]
+    lacking = [_on_device(draft, model, part, board, asked) for part in each]
+    return next((reason for reason in lacking if reason is not None), None)
+
+
+def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Asked) -> str | None:
     fleet = draft.fleet
     device = fleet.devices[plan.slot.device]
-    others = [i for i in fleet.instances.values() if i.device == device.device and i.instance != plan.instance]
+    others = [i for i in fleet.instances.values() if on(fleet, i, device.device) and i.instance != plan.instance]
     need = device_bytes(fleet, model, device)
     claimed = board.device_claims.get(device.device, 0)
-    missing = need + claimed + sum(held_bytes(i) for i in others) - device.size_bytes
+    missing = need + claimed + sum(held_bytes(fleet, i, device.device) for i in others) - device.size_bytes
     if missing <= 0:
         return None
     board.device_claims[device.device] = claimed + need
     going = [i for i in others if standing.leaving(i)]
-    missing -= sum(i.bytes_used for i in going)
+    missing -= sum(held_bytes(fleet, i, device.device) for i in going)
     told = 0
     for sleeper in _sleepers(fleet, others, board):
         if missing <= 0:
             break
         direct_away(draft, sleeper, Rung.COLD, model.model, asked.operation)
-        missing -= sleeper.bytes_used
+        missing -= held_bytes(fleet, sleeper, device.device)
         told += 1
     if not going and not told and not (told := _evict(draft, others, missing, model.model, asked)):
         busy = [i for i in others if i.running or not i.directive_settled or i.leased_to]
@@ -122,7 +131,7 @@ def in_use(fleet: Fleet, weights: WeightSet) -> bool:
     for instance in fleet.instances.values():
         if instance.node != weights.node:
             continue
-        if instance.weight_set == weights.weight_set and instance.rung is Rung.UP:
+        if weights.weight_set in parts(instance.weight_set) and instance.rung is Rung.UP:
             return True
         directive = instance.directive
         if directive is None or (directive.model, directive.revision) not in weights.models:

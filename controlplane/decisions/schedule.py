@@ -11,11 +11,12 @@ import msgspec
 
 from controlplane import ids
 from controlplane.decisions import room, standing
+from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import BOUND_MS, REOPENED_MS
 from controlplane.decisions.needs import cannot_fit, device_bytes, wanted
-from controlplane.decisions.plan import Board, Plan, plan
+from controlplane.decisions.plan import plan
 from controlplane.decisions.verdict import give_up, loads, reject, succeed
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
 from controlplane.fleet.members import Instance, Model, Request
@@ -153,7 +154,7 @@ def _start(draft: Draft, want: Want, model: Model, found: Plan, board: Board) ->
     node = draft.fleet.devices[found.slot.device].node
     asked = room.Asked(want.operation, draft.now - want.since_ms > BOUND_MS)
     for lacking in (
-        None if found.grant else room.on_device(draft, model, found, board, asked),
+        None if found.grant else room.on_devices(draft, model, found, board, asked),
         room.in_pool(draft, model, node, board, asked),
     ):
         if lacking is not None:
@@ -164,16 +165,12 @@ def _start(draft: Draft, want: Want, model: Model, found: Plan, board: Board) ->
         instance = draft.new_id(ids.INSTANCE)
         created = InstanceCreated(node=node, instance=instance, configuration=model.facts.configuration)
         draft.emit(created, operation=want.operation)
-    grant = found.grant
-    if grant is None:
-        slot = found.slot
-        given = GrantGiven(node=node, device=slot.device, instance=instance, offset=slot.offset, cells=slot.cells)
-        grant = draft.emit(given, operation=want.operation).position
+    grants = draft.fleet.instances[instance].grants if found.grant else _grants(draft, want, found, node, instance)
     first = draft.fleet.waiting.get(want.model, (None,))[0]
     draft.emit(
         InstanceDirected(
-            node=node, instance=instance, rung=Rung.UP, model=model.model, revision=model.revision, grant=grant,
-            code="request" if first else "load", for_request=first,
+            node=node, instance=instance, rung=Rung.UP, model=model.model, revision=model.revision, grant=grants[0],
+            gang=grants if len(grants) > 1 else (), code="request" if first else "load", for_request=first,
             need_bytes=device_bytes(draft.fleet, model, draft.fleet.devices[found.slot.device]),
             pool_bytes=model.facts.weight_bytes if model.facts else 0,
         ),
@@ -182,8 +179,20 @@ def _start(draft: Draft, want: Want, model: Model, found: Plan, board: Board) ->
     return climbs(draft.fleet, draft.fleet.instances[instance], model)
 
 
+def _grants(draft: Draft, want: Want, found: Plan, node: str, instance: str) -> tuple[int, ...]:
+    """One for each device of the plan, all in this decision."""
+    given: list[int] = []
+    for rank, slot in enumerate(found.slots):
+        event = GrantGiven(
+            node=node, device=slot.device, instance=instance, offset=slot.offset, cells=slot.cells,
+            gang=given[0] if given else 0, rank=rank,
+        )  # fmt: skip
+        given.append(draft.emit(event, operation=want.operation).position)
+    return tuple(given)
+
+
 def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
-    where = standing.name(fleet, instance.device)
+    where = standing.names(fleet, instance.devices)
     return Wait("climbing", f"{model.model} climbs on {where}, from {instance.rung}")
 
 
@@ -196,7 +205,7 @@ def _placeless(fleet: Fleet, model: Model) -> Wait:
 
 
 def _occupied(fleet: Fleet, found: Plan) -> Wait:
-    where = standing.name(fleet, found.slot.device)
+    where = standing.names(fleet, [slot.device for slot in found.slots])
     occupants = [fleet.instances[occupant] for occupant in found.occupants]
     for other in occupants:
         if standing.leaving(other):

@@ -1,5 +1,7 @@
 """Where instances stand: the questions that several decisions ask about them."""
 
+from collections.abc import Iterable
+
 from controlplane.fleet.members import Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
@@ -91,3 +93,7 @@ def name(fleet: Fleet, device: str | None) -> str:
     """What people call the device."""
     known = fleet.devices.get(device or "")
     return known.name if known else "no device"
+
+
+def names(fleet: Fleet, devices: Iterable[str]) -> str:
+    return ", ".join(name(fleet, device) for device in devices) or name(fleet, None)

@@ -24,6 +24,9 @@ class GrantGiven(Event, frozen=True, kw_only=True):
     offset: int
     """First cell, a multiple of `cells`."""
     cells: int
+    gang: int = 0
+    """Number of the grant of the gang's first rank; 0: this is it, or there is no gang."""
+    rank: int = 0
 
 
 class GrantReturned(Event, frozen=True, kw_only=True):
@@ -54,14 +57,16 @@ class InstanceDirected(Event, frozen=True, kw_only=True):
     """The model to serve; set when `rung` is up."""
     revision: int = 0
     grant: int | None = None
+    gang: tuple[int, ...] = ()
+    """Numbers of the grants of all ranks, in order of rank, `grant` the first; empty: it takes one device."""
     code: str = ""
-    """Why: `request`, `load`, `idle`, `evicted`, `operator`, `retired`, `failed`."""
+    """Why: `request`, `load`, `idle`, `evicted`, `operator`, `retired`, `failed`, `move`."""
     for_request: str | None = None
     """The request that made it climb; it has a lease until that request has ended."""
     victim_of: str | None = None
     """The model for which this instance makes room."""
     need_bytes: int = 0
-    """Bytes of its device that are promised to a climb."""
+    """Bytes of its device (of each, in a gang) that are promised to a climb."""
     pool_bytes: int = 0
     """Bytes of the node's pool that are promised to a climb, until its weights are staged."""
 
@@ -83,7 +88,7 @@ class InstanceUp(Event, frozen=True, kw_only=True):
     took_ms: int
     bytes_mapped: int
     bytes_used: int
-    """Measured bytes on the device, mapped weights included."""
+    """Measured bytes on the device (on all of them, in a gang), mapped weights included."""
     check: str = "skipped"
     """`same_tokens`, `recorded` (first time) or `skipped`."""
     image: str | None = None

@@ -41,6 +41,8 @@ class DeviceDeclared(Event, frozen=True, kw_only=True):
     kind: str
     """`cpu` (a declared share of host memory) or `gpu`."""
     size_bytes: int
+    island: str = ""
+    """Devices of a node with the same island reach one another directly (NVLink); empty: nothing is known of it."""
 
 
 class DeviceWithdrawn(Event, frozen=True, kw_only=True):

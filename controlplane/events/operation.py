@@ -7,9 +7,11 @@ class OperationRequested(Event, frozen=True, kw_only=True):
     AGGREGATE, KEY = "operation", "operation"
     operation: str
     kind: str
-    """`load`, `sleep`, `stop` or `retry`."""
+    """`load`, `sleep`, `save`, `stop`, `retry` or `move`."""
     model: str | None = None
     instance: str | None = None
+    device: str | None = None
+    """Where a `move` goes."""
 
 
 class OperationSucceeded(Event, frozen=True, kw_only=True):

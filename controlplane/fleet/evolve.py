@@ -159,7 +159,7 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
         case OperationRequested() as e:
             operation = Operation(
                 operation=e.operation, kind=e.kind, model=e.model, instance=e.instance, requested_ms=at, actor=recorded.actor,
-                order=position,
+                device=e.device, order=position,
             )  # fmt: skip
             return replace(fleet, operations=fleet.operations.set(e.operation, operation))
         case OperationSucceeded() | OperationFailed() as e:

@@ -31,7 +31,7 @@ def created(fleet: Fleet, e: InstanceCreated, at: int) -> Fleet:
 def directed(fleet: Fleet, e: InstanceDirected, recorded: Recorded) -> Fleet:
     directive = Directive(
         number=recorded.position, rung=e.rung, model=e.model, revision=e.revision, grant=e.grant, code=e.code,
-        at_ms=recorded.at_ms, operation=recorded.operation, victim_of=e.victim_of, need_bytes=e.need_bytes,
+        at_ms=recorded.at_ms, gang=e.gang, operation=recorded.operation, victim_of=e.victim_of, need_bytes=e.need_bytes,
         pool_bytes=e.pool_bytes,
     )  # fmt: skip
     leased = frozenset({e.for_request}) if e.for_request else frozenset()
@@ -49,6 +49,8 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
         weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
         image=e.image or known.image,
     )  # fmt: skip
+    if e.grant == known.moving_to and (grant := fleet.grants.get(e.grant)) is not None:
+        risen = changed(risen, e.instance, grant=e.grant, device=grant.device, moving_to=None)
     return images.used(weights.used(risen, e.node, e.weight_set, at), e.image, at)
 
 
@@ -62,7 +64,7 @@ def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
 def saved(fleet: Fleet, e: InstanceSaved, at: int) -> Fleet:
     left = requests.stranded(fleet, fleet.instances[e.instance], at)
     return changed(
-        left, e.instance, rung=Rung.SAVED, since_ms=at, image=e.image, pid=None, endpoint=None, device=None,
+        left, e.instance, rung=Rung.SAVED, since_ms=at, image=e.image, pid=None, endpoint=None, device=None, ranks=(),
         bytes_mapped=0, bytes_used=0, weight_set=None,
     )  # fmt: skip
 

@@ -24,6 +24,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     size_bytes: int
+    island: str = ""
+    """Devices of a node with the same island reach one another directly."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,9 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     cells: int
     since_ms: int
+    gang: int = 0
+    """Number of the grant of the gang's first rank; 0: this is it, or there is no gang."""
+    rank: int = 0
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +103,12 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     grant: int | None
     code: str
     at_ms: int
+    gang: tuple[int, ...] = ()
+    """Grants of all ranks; empty: there is one."""
     operation: str | None = None
     victim_of: str | None = None
     need_bytes: int = 0
-    """Promised to a climb on its device."""
+    """Promised to a climb on its device, or on each of them."""
     pool_bytes: int = 0
     """Promised to a climb in the pool, until its weights are staged."""
     overdue: bool = False
@@ -126,6 +133,12 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the grant it holds."""
     device: str | None = None
     """Where its skeleton is: the device of its last grant. Asleep it can be woken there only."""
+    ranks: tuple[str, ...] = ()
+    """Of a gang: its devices, in order of rank, `device` the first; empty: there is one."""
+    gang: tuple[int, ...] = ()
+    """Of a gang: the numbers of the grants that its ranks hold, `grant` the first."""
+    moving_to: int | None = None
+    """Number of the second grant that it holds while it moves to another device."""
     image: str | None = None
     """What it was last saved to, or restored from."""
     endpoint: str | None = None
@@ -143,6 +156,17 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     health: Health = Health.OK
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """All on which its skeleton is, in order of rank."""
+        return self.ranks or ((self.device,) if self.device else ())
+
+    @property
+    def grants(self) -> tuple[int, ...]:
+        """The numbers of all that it holds: of its ranks, then the one that it moves to."""
+        held = self.gang or ((self.grant,) if self.grant is not None else ())
+        return held if self.moving_to is None else (*held, self.moving_to)
+
+    @property
     def activity(self) -> Activity:
         if self.directive is None or self.directive_settled:
             return Activity.SETTLED
@@ -150,7 +174,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def directive_settled(self) -> bool:
-        """Whether the last directive has been reached: same rung and, when up, the same model.
+        """Whether the last directive has been reached: same rung and, when up, the same model, and no move under way.
 
         `cold` is never reached: an instance that is cold as directed has ended. (`rung` is also cold while the first
         climb is under way; a stop of that climb must not look finished.)
@@ -158,6 +182,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         d = self.directive
         if d is None:
             return True
+        if self.moving_to is not None:
+            return False
         if d.rung is not self.rung or d.rung is Rung.COLD:
             return False
         return d.rung is not Rung.UP or (self.model, self.revision) == (d.model, d.revision)
@@ -221,6 +247,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     instance: str | None
     requested_ms: int
     actor: str
+    device: str | None = None
     order: int = 0
     """Position of its request: it waits among the requests by it."""
 

@@ -21,7 +21,7 @@ def heard(fleet: Fleet, e: NodeFellSilent | NodeHeardAgain) -> Fleet:
 
 
 def declared(fleet: Fleet, e: DeviceDeclared) -> Fleet:
-    device = Device(device=e.device, node=e.node, name=e.name, kind=e.kind, size_bytes=e.size_bytes)
+    device = Device(device=e.device, node=e.node, name=e.name, kind=e.kind, size_bytes=e.size_bytes, island=e.island)
     return replace(fleet, devices=fleet.devices.set(e.device, device))
 
 

@@ -25,9 +25,16 @@ def dropped(fleet: Fleet, e: WeightsDropped) -> Fleet:
 
 
 def used(fleet: Fleet, node: str, weight_set: str, at: int) -> Fleet:
-    """An instance has come up with it."""
-    known = fleet.weights.get(_key(node, weight_set))
-    return _with(fleet, replace(known, used_ms=at)) if known else fleet
+    """An instance has come up with it; of a gang each rank with its own."""
+    for part in parts(weight_set):
+        if (known := fleet.weights.get(_key(node, part))) is not None:
+            fleet = _with(fleet, replace(known, used_ms=at))
+    return fleet
+
+
+def parts(weight_set: str | None) -> tuple[str, ...]:
+    """The sets that an instance has mapped: its own, or those of its ranks, which a `+` joins."""
+    return tuple(weight_set.split("+")) if weight_set else ()
 
 
 def _with(fleet: Fleet, found: WeightSet) -> Fleet:

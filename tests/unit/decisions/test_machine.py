@@ -16,6 +16,7 @@ from controlplane.commands import (
     End,
     EndRequests,
     Load,
+    Move,
     NodeHeard,
     NodeSilent,
     OpenGateway,
@@ -38,17 +39,27 @@ from controlplane.simulation import DEVICE_BYTES, NODE, Simulation
 from controlplane.spec import Idle, ModelSpec
 
 SKELETON = DEVICE_BYTES // 64
-MODELS = {"whole": ("s1", 8), "base": ("s2", 4), "tuned": ("s2", 4), "half": ("s3", 4), "eighth": ("s4", 1)}
-"""name -> (configuration, cells)."""
+MODELS = {
+    "whole": ("s1", 8), "base": ("s2", 4), "tuned": ("s2", 4), "half": ("s3", 4), "eighth": ("s4", 1), "pair": ("s5", 16),
+    "twin": ("s5", 16),
+}  # fmt: skip
+"""name -> (configuration, cells, of two devices from 16 on)."""
 TIMES = (1, 10, 100, 150, 400, 1_000, 2_000, 5_000, 10_000, 31_000)
 models = st.sampled_from(sorted(MODELS))
 
 
 def spec(name: str, **more: Any) -> ModelSpec:
     source, cells = MODELS[name]
-    arguments: dict[str, Any] = {"weight_bytes": DEVICE_BYTES * cells // 8 - SKELETON, "skeleton_bytes": SKELETON}
+    gpus = max(1, cells // 8)
+    arguments: dict[str, Any] = {"weight_bytes": DEVICE_BYTES * cells // 8 - SKELETON * gpus, "skeleton_bytes": SKELETON}
     return ModelSpec(
-        name=name, source=source, engine="fake", arguments=arguments, idle=Idle(sleep_ms=2_000, cold_ms=5_000), **more
+        name=name,
+        source=source,
+        engine="fake",
+        arguments=arguments,
+        gpus=gpus,
+        idle=Idle(sleep_ms=2_000, cold_ms=5_000),
+        **more,
     )
 
 
@@ -61,17 +72,22 @@ def check(fleet: Fleet) -> None:
         assert grant.offset + grant.cells <= 8
         assert not cells.get(grant.device, 0) & bits, "I1: two grants of one cell"
         cells[grant.device] = cells.get(grant.device, 0) | bits
-        assert fleet.instances[grant.instance].grant == number, "a grant without its instance"
-    used: Counter[str | None] = Counter()
+        assert number in fleet.instances[grant.instance].grants, "a grant without its instance"
+        gang = [g for g in fleet.grants.values() if (g.gang or g.number) == (grant.gang or number)]
+        assert [g.rank for g in sorted(gang, key=lambda g: g.rank)] == list(range(len(gang))), "half a gang"
+        assert len(gang) == 1 or len({g.device for g in gang}) == len(gang), "two ranks on a device"
+    used: Counter[str] = Counter()
     for instance in fleet.instances.values():
         assert not instance.running or instance.grant in fleet.grants, "I3: requests run without a grant"
         assert instance.leased_to <= set(fleet.requests), "leased to nobody"
         assert instance.running == sum(
             r.instance == instance.instance and r.lost_ms is None for r in fleet.requests.values()
         )  # fmt: skip
-        used[instance.device] += held_bytes(instance)
-    for device in fleet.devices.values():
-        assert used[device.device] <= device.size_bytes, "I2: more bytes than the device has"
+        assert not instance.gang or len(instance.gang) == len(instance.ranks), "half a gang holds"
+        for device in fleet.devices:
+            used[device] += held_bytes(fleet, instance, device)
+    for known in fleet.devices.values():
+        assert used[known.device] <= known.size_bytes, "I2: more bytes than the device has"
     for waiting in fleet.waiting.values():
         assert all(fleet.requests[r].code and fleet.requests[r].instance is None for r in waiting), "waits without a reason"
 
@@ -85,7 +101,7 @@ class Fleets(RuleBasedStateMachine):
         self.gateways = 1
 
     @initialize(
-        devices=st.integers(1, 2), pool=st.sampled_from([1.2, 2.0, 9.0]), repeats=st.integers(1, 3),
+        devices=st.integers(1, 3), pool=st.sampled_from([1.2, 2.0, 9.0]), repeats=st.integers(1, 3),
         late_ms=st.sampled_from([0, 30, 2_500]), start_ms=st.sampled_from([500, 4_000]),
         sleep_ms=st.sampled_from([50, 1_000]), serve_ms=st.sampled_from([20, 700, 3_000]),
     )  # fmt: skip
@@ -93,7 +109,7 @@ class Fleets(RuleBasedStateMachine):
         self.sim = Simulation(devices=devices, pool_bytes=int(pool * DEVICE_BYTES), script=Script(**script))
         self.sim.on_event = self._watch
         for name in MODELS:
-            self.sim.send(RegisterModel(spec=spec(name)))
+            self._send(RegisterModel(spec=spec(name)))  # refused: a gang that the node, or its pool, is too small for
         self.sim.run(100)
 
     def _watch(self, recorded: Recorded) -> None:
@@ -136,9 +152,15 @@ class Fleets(RuleBasedStateMachine):
     def operate(self, model: str, kind: type[Load | Sleep | Stop | Retry]) -> None:
         self._send(kind(model=model))
 
+    @rule(model=models, device=st.integers(0, 2))
+    def move(self, model: str, device: int) -> None:
+        self._send(Move(what=model, device=f"cpu{device}"))
+
     @rule(model=models, kind=st.sampled_from(["soft", "hard", "retire"]), variant=st.integers(0, 2))
     def edit(self, model: str, kind: str, variant: int) -> None:
         changed = spec(model, note=str(variant))
+        if model not in self.sim.fleet.models:
+            return
         if self.sim.fleet.models[model].retired:
             self._send(RegisterModel(spec=changed))
         elif kind == "retire":
@@ -181,8 +203,7 @@ class Fleets(RuleBasedStateMachine):
         check(self.sim.fleet)
         held: dict[str, int] = {}
         for engine in self.sim.engines.values():
-            if engine.cells is not None:
-                device, offset, cells = engine.cells
+            for device, offset, cells in engine.cells:
                 assert not held.get(device, 0) & mask(offset, cells), "two engines use one cell"
                 held[device] = held.get(device, 0) | mask(offset, cells)
         assert all(count == 1 for count in self.ended.values()), "I4: ended twice"

@@ -141,4 +141,4 @@ def test_a_revision_during_a_climb_does_not_free_what_was_promised_to_it() -> No
     half = DEVICE // 2
     story = with_models(plane(), spec("a", size=half), spec("b", size=half)).given(Load(model="a"))
     story.given(ReviseModel(spec=replace(spec("a", size=half), source="fake:other")))
-    assert [held_bytes(i) for i in story.fleet.instances.values()] == [half]
+    assert [held_bytes(story.fleet, i, i.device or "") for i in story.fleet.instances.values()] == [half]
