@@ -60,8 +60,6 @@ def retry(draft: Draft, command: Retry) -> None:
 def pursue(draft: Draft) -> None:
     """Direct what open sleeps, saves and stops still have to direct, and end those that have what they asked for."""
     for operation in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
-        if operation.kind == "move":
-            moves.pursue(draft, operation)
         if operation.kind not in ("sleep", "save", "stop"):
             continue
         open_still = False
@@ -76,6 +74,8 @@ def pursue(draft: Draft) -> None:
                 _direct(draft, instance, operation)
         if not open_still:
             succeed(draft, operation)
+    for operation in [o for o in draft.fleet.operations.values() if o.kind == "move"]:
+        moves.pursue(draft, operation)
 
 
 def concerned(instance: Instance, operation: Operation) -> bool:
