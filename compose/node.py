@@ -23,6 +23,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: dict[str, float] = {}
     """As in `Plane`."""
     criu: str = ""
+    image_quota_bytes: int = 0
+    image_pins: tuple[str, ...] = ()
 
 
 def offer(settings: NodeSettings, directory: Directory) -> Offer:
@@ -42,4 +44,7 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
         for one in declared
     )
     deadlines = {} if settings.drain_ms is None else {"drain": settings.drain_ms / 1000}
-    return Offer(devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu)
+    return Offer(
+        devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu,
+        image_quota_bytes=settings.image_quota_bytes, image_pins=settings.image_pins,
+    )  # fmt: skip

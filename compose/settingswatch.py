@@ -46,7 +46,7 @@ class SettingsWatch:
                         raise
                     await asyncio.sleep(0.1)  # the decider is on its way up; the same order gets one answer
         if self._node is not None and settings.node != self._node:
-            self._say(f"{self.path}: the [node] table has changed; it counts at the next `enginehouse up`")
+            self._say(f"{self.path}: [node] or [images] has changed; it counts at the next `enginehouse up`")
         self._node = settings.node
 
     async def follow(self, seen: Stamp) -> None:

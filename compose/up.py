@@ -103,7 +103,7 @@ def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[st
         web_host=at[0], web_port=at[1], node_token=directory.secret("node-token"), cookie_key=directory.secret("cookie-key"),
         pool_socket=str(data / "run" / "pool" / "pool.sock"), pool_bytes=offered.pool_bytes, devices=offered.devices,
         settings_path=str(settings) if settings else None, embedded=given.embedded, deadlines=offered.deadlines,
-        criu=offered.criu,
+        criu=offered.criu, image_quota_bytes=offered.image_quota_bytes, image_pins=offered.image_pins,
     )  # fmt: skip
 
 

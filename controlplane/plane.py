@@ -42,6 +42,10 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, by name, of the worker's deadlines that the settings have changed."""
     criu: str = ""
     """The CRIU to use, where the settings name one."""
+    image_quota_bytes: int = 0
+    """What saved engines may take of the disk; 0: half of what they could."""
+    image_pins: tuple[str, ...] = ()
+    """Models and configurations whose images stay whatever the quota says."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 

@@ -27,7 +27,10 @@ from controlplane.commands import (
     NodeSilent,
     OpenGateway,
     Order,
+    PinImage,
+    RebuildImage,
     RegisterModel,
+    RemoveImage,
     RetireModel,
     Retry,
     ReviseModel,
@@ -145,7 +148,10 @@ def timely(fleet: Fleet) -> bool:
     return bool(fleet.models or fleet.requests or fleet.instances or fleet.operations or fleet.weights)
 
 
-_OPERATOR = (ApplySettings, Load, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop, CancelRequest)
+_OPERATOR = (
+    ApplySettings, Load, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop, CancelRequest, RemoveImage,
+    RebuildImage, PinImage,
+)  # fmt: skip
 _GATEWAY = (Admit, CancelRequest, CloseGateway, EndRequests, Interrupt, OpenGateway)
 _DESK = (BeginReign, NodeHeard, NodeSilent, Tick)
 

@@ -33,6 +33,7 @@ class Code(StrEnum):
     BUSY = "busy"
     """Requests are running; the operation would cut them."""
     QUEUE_FULL = "queue_full"
+    IMAGE_UNKNOWN = "image_unknown"
     INSTANCE_UNKNOWN = "instance_unknown"
     REQUEST_UNKNOWN = "request_unknown"
     OPERATION_UNKNOWN = "operation_unknown"

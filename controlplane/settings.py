@@ -1,4 +1,4 @@
-"""The settings file: `[node]` and `[[model]]` tables in TOML, checked; every error names the file, the line and the key."""
+"""The settings file: `[node]`, `[images]` and `[[model]]` tables in TOML, checked; every error names file, line and key."""
 
 import hashlib
 import re
@@ -18,7 +18,10 @@ __all__ = ["DeviceSettings", "NodeSettings", "Settings", "SettingsError", "parse
 
 _DEVICE_LEAST: Final = 1 << 20
 """A cell of a smaller device would be less than 32 pages."""
+_TABLES: Final = ("node", "images", "model")
+_IMAGE_KEYS: Final = ("quota", "pin")
 _NODE_KEYS: Final = ("pool_bytes", "devices", "drain", "criu")
+_QUOTA_LEAST: Final = 1 << 20
 _FILE_LIMIT: Final = 1 << 20
 
 
@@ -38,6 +41,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long requests may go on running on an engine that is to leave its device; then they are cut."""
     criu: str = ""
     """The CRIU to use; empty: whichever is found."""
+    image_quota_bytes: int = 0
+    """`[images] quota`: what saved engines may take of the disk; 0: half of what they could."""
+    image_pins: tuple[str, ...] = ()
+    """`[images] pin`: models and configurations whose images stay whatever the quota says."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +95,16 @@ def parse(text: str, path: str = "settings") -> Settings:
         raise SettingsError(path, line, "", f"is not TOML: {error}") from error
     try:
         for key in tables:
-            if key not in {"node", "model"}:
-                raise unknown(key, ("node", "model"))
+            if key not in _TABLES:
+                raise unknown(key, _TABLES)
         node = _node(tables.get("node", {}))
     except Refused as refused:
         raise _located(refused, text, path, "node", 0) from refused
+    try:
+        quota, pins = _images(tables.get("images", {}))
+        node = msgspec.structs.replace(node, image_quota_bytes=quota, image_pins=pins)
+    except Refused as refused:
+        raise _located(refused, text, path, "images", 0) from refused
     models: list[ModelSpec] = []
     entries = tables.get("model", [])
     if not isinstance(entries, list):
@@ -134,6 +146,22 @@ def _node(fields: object) -> NodeSettings:
     return NodeSettings(pool_bytes=pool, devices=found, drain_ms=drain, criu=_program(fields.get("criu", "")))
 
 
+def _images(fields: object) -> tuple[int, tuple[str, ...]]:
+    """The quota in bytes (0: none was said) and what is pinned."""
+    if not isinstance(fields, Mapping):
+        raise invalid("images", "write [images], with one bracket, once")
+    for key in fields:
+        if key not in _IMAGE_KEYS:
+            raise unknown(key, _IMAGE_KEYS, "images.")
+    quota = _size(fields["quota"], "images.quota") if "quota" in fields else 0
+    if "quota" in fields and quota < _QUOTA_LEAST:
+        raise invalid("images.quota", f"{quota} bytes hold no image; the least is {_QUOTA_LEAST} (1MiB)")
+    pins = fields.get("pin", [])
+    if not isinstance(pins, list):
+        raise invalid("images.pin", 'write a list of models or configurations, such as ["sql-32b"]')
+    return quota, tuple(dict.fromkeys(model_name(one, "images.pin", "a model or a configuration") for one in pins))
+
+
 def _program(value: object) -> str:
     if not isinstance(value, str) or (value and not value.startswith("/")) or not value.isprintable():
         raise invalid("node.criu", f"{value!r} is not the absolute path of a program")
@@ -168,7 +196,7 @@ def _size(value: object, key: str) -> int:
 
 def _located(refused: Refused, text: str, path: str, table: str, nth: int) -> SettingsError:
     key = str(refused.details.get("param", ""))
-    inner = key.removeprefix("node.") if table == "node" else key
+    inner = key.removeprefix(f"{table}.") if table in ("node", "images") else key
     return SettingsError(path, line_of(text, table, nth, inner), key, refused.message, refused.code)
 
 

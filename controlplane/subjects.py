@@ -45,18 +45,18 @@ def measure(node: str) -> str:
 
 
 def images_of(node: str) -> str:
-    """Request `ImageAsk` -> `ImageDone`: what an operator wants done to a node's skeleton images."""
+    """Request `ImageAsk` -> `ImageDone`: what an operator wants to know of a node's skeleton images."""
     return f"node.{node}.images"
 
 
 class ImageAsk(msgspec.Struct, frozen=True, kw_only=True):
     verb: str
-    """`verify`, `rm` or `gc`."""
+    """`verify` (one image), or `surplus`: which would have to go for the node to keep to its quota."""
     image: str = ""
 
 
 class ImageDone(msgspec.Struct, frozen=True, kw_only=True):
-    """`code` is empty when it went well; `images`: those that were checked, or that are gone."""
+    """`code` is empty when it went well; `images`: those that it is about."""
 
     images: tuple[str, ...] = ()
     code: str = ""

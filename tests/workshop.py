@@ -49,6 +49,7 @@ from worker.board import Board
 from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.images.cabinet import Cabinet
+from worker.images.wishes import Wishes
 from worker.instancedir import InstanceDir, Record
 from worker.keeper import Keeper, left_over
 from worker.life import found
@@ -79,7 +80,8 @@ class Workman:
         self.reporter = Reporter(self, "n1")
         self.stock = Stock(self.shelf, lambda: self.desired, self.reporter.report, board)
         self.locks = Locks(plant.data / "run" / "locks")
-        self.images = Cabinet.open(plant.data, "n1", self.reporter.report)
+        self.images = Cabinet.open(plant.data, "n1", self.reporter.report, quota_bytes=plant.image_quota_bytes)
+        self.wishes = Wishes(self.images, lambda: self.desired, plant.image_pins)
         site = Site(
             images=self.images,
             plane=plant.plane,
@@ -135,12 +137,14 @@ class Workman:
     def act(self) -> None:
         self.reconciler.follow(self.desired)
         self.stock.follow()
+        self.wishes.follow()
 
     async def vanish(self) -> None:
         """As after kill -9: nothing is told, nothing is ended."""
         self.live = False
         await self.reconciler.close()
         await self.stock.close()
+        await self.wishes.close()
         await self.reporter.close()
 
 
@@ -158,6 +162,8 @@ class Plant:
         self.fleet = Fleet()
         self.events: list[Recorded] = []
         self.deadlines = QUICK
+        self.image_quota_bytes = 0
+        self.image_pins: tuple[str, ...] = ()
         self.deaf = False
         self.answers: dict[str, Answer] = {}
         self.prepare_gate: asyncio.Event | None = None

@@ -25,6 +25,7 @@ STATUS: Final[Mapping[Code, int]] = {
     Code.ALREADY_THERE: 409,
     Code.NO_ROOM: 409,
     Code.QUEUE_FULL: 429,
+    Code.IMAGE_UNKNOWN: 404,
     Code.INSTANCE_UNKNOWN: 404,
     Code.REQUEST_UNKNOWN: 404,
     Code.OPERATION_UNKNOWN: 404,

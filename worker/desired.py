@@ -8,6 +8,11 @@ from controlplane.envelope import Recorded
 from controlplane.events import (
     GrantGiven,
     GrantReturned,
+    ImageBuilt,
+    ImageDismissed,
+    ImagePinned,
+    ImageRefused,
+    ImageRemoved,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
@@ -25,7 +30,7 @@ from controlplane.events import (
     WeightsDropped,
     WeightsStaged,
 )
-from controlplane.fleet import Directive, Fleet, Grant, Model, Rejection
+from controlplane.fleet import ANEW, Directive, Fleet, Grant, Image, Model, Rejection
 from controlplane.rungs import Rung
 
 
@@ -43,6 +48,15 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """The rung last reported."""
 
 
+class Wish(Struct, frozen=True):
+    """What people want of one image. `leaving`: who asked for its removal, and why (`ImageDismissed.code`)."""
+
+    pinned: bool = False
+    leaving: tuple[str, str] | None = None
+    anew: bool = False
+    """It must not be used again: a new one is wanted in its place."""
+
+
 class Desired(Struct, frozen=True, kw_only=True):
     """`position` is that of the last event taken in; older ones are ignored, so a repeated delivery changes nothing."""
 
@@ -53,6 +67,8 @@ class Desired(Struct, frozen=True, kw_only=True):
     grants: "Map[int, Grant]" = Map()
     dismissed: frozenset[str] = frozenset()
     """Weight sets that must leave the pool."""
+    images: "Map[str, Wish]" = Map()
+    """Those of which anybody wants anything."""
     staged: "Map[str, tuple[tuple[str, int], ...]]" = Map()
     """Weight set -> the (model, revision) pairs that the plane knows it for."""
 
@@ -74,6 +90,10 @@ class Desired(Struct, frozen=True, kw_only=True):
             node=node, position=fleet.position, instances=Map(instances), models=fleet.models, grants=grants,
             dismissed=frozenset(known.weight_set for known in sets if known.dismissed),
             staged=Map({known.weight_set: known.models for known in sets}),
+            images=Map({
+                image.image: Wish(image.pinned, (image.leaving, "operator") if image.leaving else None, _anew(image))
+                for image in fleet.images.values() if image.node == node and (image.pinned or image.leaving or _anew(image))
+            }),
         )  # fmt: skip
 
     def after(self, recorded: Recorded) -> "Desired":
@@ -122,6 +142,22 @@ def _apply(desired: Desired, recorded: Recorded) -> Desired:
             staged = desired.staged.delete(e.weight_set) if e.weight_set in desired.staged else desired.staged
             return replace(desired, staged=staged, dismissed=desired.dismissed - {e.weight_set})
         case _:
+            return _apply_image(desired, recorded)
+
+
+def _apply_image(desired: Desired, recorded: Recorded) -> Desired:
+    match recorded.event:
+        case ImagePinned() as e:
+            return _image(desired, e.image, pinned=e.pinned)
+        case ImageDismissed() as e:
+            return _image(desired, e.image, leaving=(recorded.actor, e.code))
+        case ImageRefused() as e:
+            return _image(desired, e.image, anew=True) if e.code == ANEW else desired
+        case ImageBuilt() as e:
+            return _image(desired, e.image, leaving=None, anew=False)
+        case ImageRemoved() as e:
+            return replace(desired, images=desired.images.delete(e.image)) if e.image in desired.images else desired
+        case _:
             return _apply_model(desired, recorded)
 
 
@@ -143,6 +179,14 @@ def _apply_model(desired: Desired, recorded: Recorded) -> Desired:
             return _model(desired, e.model, rejection=None, fresh_ms=recorded.at_ms)
         case _:
             return desired  # of no concern to a worker
+
+
+def _anew(image: Image) -> bool:
+    return (image.state, image.code) == ("refused", ANEW)
+
+
+def _image(desired: Desired, name: str, **changes: object) -> Desired:
+    return replace(desired, images=desired.images.set(name, replace(desired.images.get(name, Wish()), **changes)))
 
 
 def _wanted(desired: Desired, wanted: Wanted) -> Desired:

@@ -59,6 +59,7 @@ class Keeper:
         if _number(wanted) != _number(self._wanted):
             self._began, self._steps, self._check = time.monotonic(), [], "skipped"
             self.local.restored_from = None
+            self.local.note(sought=False)  # an image that was there may have been removed since
         self._wanted = wanted
         self._changed.set()
 

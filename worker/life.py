@@ -33,6 +33,7 @@ from worker.frontend.chat import count_tokens
 from worker.frontend.request import Invalid
 from worker.images.cabinet import Cabinet
 from worker.images.orders import answer_about_images
+from worker.images.wishes import Wishes
 from worker.keeper import Keeper, left_over
 from worker.local import LocalInstance
 from worker.locks import Locks
@@ -62,7 +63,8 @@ class Life:
         self._reporter = Reporter(bus, plane.node)
         self._stock = Stock(self._shelf, lambda: self.desired, self._reporter.report, board)
         locks = Locks(Path(plane.data) / "run" / "locks")
-        self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu)
+        self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
+        self._wishes = Wishes(self._images, lambda: self.desired, plane.image_pins)
         self._site = Site(
             plane=plane, session=session, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines
         )
@@ -92,6 +94,7 @@ class Life:
     async def close(self) -> None:
         await self.reconciler.close()
         await self._stock.close()
+        await self._wishes.close()
         await self._reporter.close()
 
     async def _adopt(self) -> list[Keeper]:
@@ -123,6 +126,7 @@ class Life:
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
+            image_quota_bytes=self._plane.image_quota_bytes, image_pins=plane.image_pins,
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
         answer = await _insist(lambda: self._bus.command(subjects.command_node(plane.node), order))
@@ -151,6 +155,7 @@ class Life:
     def _act(self) -> None:
         self.reconciler.follow(self.desired)
         self._stock.follow()
+        self._wishes.follow()
 
     async def _images_asked(self, message: Msg) -> None:
         task = asyncio.create_task(answer_about_images(self._images, message))

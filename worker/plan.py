@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from controlplane.fleet import Directive
+from controlplane.fleet import REBUILD, Directive
 from controlplane.rungs import Rung
 from worker.desired import Wanted
 
@@ -127,7 +127,8 @@ def plan(wanted: Wanted | None, seen: Observed) -> tuple[Move, ...]:
             assert wanted is not None
             return _climb(wanted, seen)
         case Rung.SLEEP:
-            return _to_sleep(seen)
+            assert wanted is not None
+            return _to_sleep(wanted, seen)
         case Rung.COLD:
             return _to_cold(seen)
         case Rung.SAVED:
@@ -237,13 +238,21 @@ def _quiet(seen: Observed) -> list[Move]:
     return []
 
 
-def _to_sleep(seen: Observed) -> tuple[Move, ...]:
+def _to_sleep(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
+    """A sleeper may be told to have its image made anew: its skeleton is written, proved, and sleeps on."""
+    d = wanted.directive
+    assert d is not None
     if seen.engine is EngineState.STARTING:
         return (Move(StepName.CONNECT),)
     if moves := _leave(seen):
         return tuple(moves)
     if not seen.verified:
         return (Move(StepName.VERIFY),)
+    if d.code == REBUILD and not wanted.answered:
+        if not seen.sought:
+            return (Move(StepName.SEEK),)
+        if seen.kept is None:
+            return _to_image(d, seen)
     return (Move(StepName.DROP_CELLS),) if seen.grant is not None else ()
 
 

@@ -35,8 +35,8 @@ def _list(data: Path, json: bool) -> None:
         return
     rows = [
         [
-            one["image"], one["node"], one["state"], human_bytes(one["size_bytes"]), _ago(one["made_ms"]), _ago(one["used_ms"]),
-            one["uses"], ", ".join(one["models"]), f"{one['code']}: {one['message']}" if one["code"] else "",
+            one["image"], one["node"], _stands(one), human_bytes(one["size_bytes"]), _ago(one["made_ms"]), _ago(one["used_ms"]),
+            str(one["uses"]), ", ".join(one["models"]), _reason(one),
         ]
         for one in found
     ]  # fmt: skip
@@ -70,10 +70,30 @@ def verify(data: Path, image: str, json: bool) -> None:
 @click.argument("image")
 @click.pass_obj
 def rebuild(data: Path, image: str) -> None:
-    """Forget an image and its failure: the next save makes it anew."""
+    """Never use an image again and forget its failure: a new one is made when that disturbs nobody."""
     with api(data) as client:
-        client.post("api", "images", image, "rebuild")
-    click.echo(f"{image} is made anew at the next save")
+        answer = client.post("api", "images", image, "rebuild")
+    click.echo(f"{image} is not used any more; {answer['message'] or 'a new one is made at the next save'}")
+
+
+@images.command()
+@click.argument("image")
+@click.pass_obj
+def pin(data: Path, image: str) -> None:
+    """Keep an image whatever the quota says."""
+    with api(data) as client:
+        client.post("api", "images", image, "pin")
+    click.echo(f"{image} stays")
+
+
+@images.command()
+@click.argument("image")
+@click.pass_obj
+def unpin(data: Path, image: str) -> None:
+    """Let an image go again when room is needed."""
+    with api(data) as client:
+        client.delete("api", "images", image, "pin")
+    click.echo(f"{image} may go")
 
 
 @images.command()
@@ -82,8 +102,8 @@ def rebuild(data: Path, image: str) -> None:
 def rm(data: Path, image: str) -> None:
     """Remove an image: instances that were saved to it start cold."""
     with api(data) as client:
-        client.delete("api", "images", image)
-    click.echo(f"removed {image}")
+        answer = client.delete("api", "images", image)
+    click.echo(answer["message"] or f"removed {image}")
 
 
 @images.command()
@@ -97,6 +117,15 @@ def gc(data: Path, json: bool) -> None:
         echo_json(answer)
     else:
         click.echo(f"removed {', '.join(answer['images']) or 'nothing'}")
+
+
+def _stands(one: dict[str, Any]) -> str:
+    return f"{one['state']}, pinned" if one["pinned"] else str(one["state"])
+
+
+def _reason(one: dict[str, Any]) -> str:
+    why = f"{one['code']}: {one['message']}" if one["code"] else ""
+    return "; ".join(part for part in (why, one["outlook"]) if part)
 
 
 def _ago(at_ms: int) -> str:

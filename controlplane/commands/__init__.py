@@ -27,7 +27,10 @@ from controlplane.commands.operator import (
     ApplySettings,
     Load,
     Move,
+    PinImage,
+    RebuildImage,
     RegisterModel,
+    RemoveImage,
     RetireModel,
     Retry,
     ReviseModel,
@@ -40,6 +43,7 @@ AnyCommand = (
     BeginReign | Tick | NodeSilent | NodeHeard
     | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
     | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Save | Move | Stop | Retry
+    | RemoveImage | RebuildImage | PinImage
     | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped
     | ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed
     | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
@@ -62,8 +66,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 __all__ = [
     "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "CloseGateway", "DeviceFound", "End",
     "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
-    "OpenGateway", "Order", "RegisterModel", "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt",
-    "ReportImageFailed",
-    "ReportImageRefused", "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
-    "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
+    "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportDropped", "ReportEnded",
+    "ReportFailed", "ReportImageBuilt", "ReportImageFailed", "ReportImageRefused", "ReportImageRemoved", "ReportModel",
+    "ReportSaved", "ReportSlept", "ReportStaged", "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel",
+    "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

@@ -52,6 +52,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     images: tuple[ImageFound, ...] = ()
     no_images: str = ""
     """Why engines can't be saved to disk here; empty: they can."""
+    image_quota_bytes: int = 0
+    """What images may take of the disk; 0: not said."""
+    image_pins: tuple[str, ...] = ()
+    """Models and configurations whose images the settings pin."""
     version: str = ""
 
 

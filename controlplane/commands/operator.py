@@ -1,5 +1,7 @@
 """Commands of operators: the page's buttons, the REST API, the CLI, the settings file."""
 
+from typing import Literal
+
 import msgspec
 
 from controlplane.spec import ModelSpec
@@ -53,6 +55,26 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A model that one instance serves, or the instance."""
     device: str
     """Name or id."""
+
+
+class RemoveImage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take an image off its node's disk. Instances that were saved to it start cold."""
+
+    image: str
+    code: Literal["operator", "quota"] = "operator"
+
+
+class RebuildImage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Never use an image again, forget its failures, and make a new one as soon as its skeleton sleeps and nobody waits."""
+
+    image: str
+
+
+class PinImage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Keep an image whatever the quota says, or no longer."""
+
+    image: str
+    pinned: bool = True
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -17,7 +17,10 @@ from controlplane.commands import (
     NodeSilent,
     OpenGateway,
     Order,
+    PinImage,
+    RebuildImage,
     RegisterModel,
+    RemoveImage,
     ReportDropped,
     ReportEnded,
     ReportFailed,
@@ -100,6 +103,12 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             operations.stop(draft, command)
         case Retry() as command:
             operations.retry(draft, command)
+        case RemoveImage() as command:
+            images.dismiss(draft, command)
+        case RebuildImage() as command:
+            images.rebuild(draft, command)
+        case PinImage() as command:
+            images.pin(draft, command)
         case RegisterModel() as command:
             registry.register(draft, command)
         case ReviseModel() as command:

@@ -2,13 +2,34 @@
 
 import msgspec
 
-from controlplane.commands import ReportImageBuilt, ReportImageFailed, ReportImageRefused, ReportImageRemoved
+from controlplane.commands import (
+    PinImage,
+    RebuildImage,
+    RemoveImage,
+    ReportImageBuilt,
+    ReportImageFailed,
+    ReportImageRefused,
+    ReportImageRemoved,
+)  # fmt: skip
+from controlplane.decisions import standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import place
-from controlplane.events import GrantGiven, ImageBuilt, ImageFailed, ImageRefused, ImageRemoved, InstanceDirected
-from controlplane.fleet.members import Image, Instance, Model
+from controlplane.decisions.verdict import loads
+from controlplane.events import (
+    GrantGiven,
+    ImageBuilt,
+    ImageDismissed,
+    ImageFailed,
+    ImagePinned,
+    ImageRefused,
+    ImageRemoved,
+    InstanceDirected,
+)
+from controlplane.fleet.images import is_pinned
+from controlplane.fleet.members import ANEW, REBUILD, Image, Instance, Model
 from controlplane.fleet.state import Fleet
+from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
 
@@ -31,8 +52,42 @@ def failed(draft: Draft, report: ReportImageFailed) -> None:
 
 
 def removed(draft: Draft, report: ReportImageRemoved) -> None:
-    if report.image in draft.fleet.images:
-        draft.emit(ImageRemoved(**msgspec.structs.asdict(report)))
+    if (known := draft.fleet.images.get(report.image)) is not None:
+        draft.emit(ImageRemoved(node=report.node, image=report.image, code=report.code, by=known.leaving))
+
+
+def dismiss(draft: Draft, command: RemoveImage) -> None:
+    """Name it to its node's worker, which removes it and says so. What only makes room spares the pinned."""
+    image = _known(draft.fleet, command.image)
+    if command.code == "quota" and is_pinned(draft.fleet, image):
+        raise Refused(Code.NOT_AVAILABLE, f"{image.image} is pinned", image=image.image, reason="pinned")
+    if not image.leaving:
+        draft.emit(ImageDismissed(node=image.node, image=image.image, code=command.code))
+
+
+def rebuild(draft: Draft, command: RebuildImage) -> None:
+    """From here on it is stale: not used, its failures forgotten, and a new one is made when that disturbs nobody."""
+    image = _known(draft.fleet, command.image)
+    if (image.state, image.code) != ("refused", ANEW):
+        draft.emit(
+            ImageRefused(
+                node=image.node, image=image.image, configuration=image.configuration, code=ANEW,
+                message="a new one was asked for",
+            )
+        )  # fmt: skip
+
+
+def pin(draft: Draft, command: PinImage) -> None:
+    image = _known(draft.fleet, command.image)
+    if image.pinned != command.pinned:
+        draft.emit(ImagePinned(node=image.node, image=image.image, pinned=command.pinned))
+
+
+def _known(fleet: Fleet, name: str) -> Image:
+    image = fleet.images.get(name)
+    if image is None:
+        raise Refused(Code.IMAGE_UNKNOWN, f"there is no image {name[:100]!r}", image=name[:100])
+    return image
 
 
 def of(fleet: Fleet, instance: Instance) -> list[Image]:
@@ -70,6 +125,44 @@ def save(draft: Draft, instance: Instance, code: str, *, operation: str | None =
         operation=operation, because=because,
     )  # fmt: skip
     return True
+
+
+def renew(draft: Draft) -> None:
+    """Have stale images made anew by their skeletons, where these sleep and nobody waits for anything: one at a time on a node.
+
+    The sleeper is given its place for the proof, and goes on sleeping.
+    """
+    if draft.fleet.waiting or any(loads(draft.fleet)):
+        return
+    for image in sorted(draft.fleet.images.values(), key=lambda i: (not is_pinned(draft.fleet, i), -i.used_ms, i.image)):
+        if image.state == "refused" and (sleeper := renewer(draft.fleet, image)) is not None and not _renewing(draft, image):
+            model = draft.fleet.models.get(sleeper.model or "")
+            if (given := _place(draft.fleet, sleeper, model)) is None:
+                continue
+            grant = draft.emit(given).position
+            draft.emit(
+                InstanceDirected(
+                    node=sleeper.node, instance=sleeper.instance, rung=Rung.SLEEP, grant=grant, code=REBUILD,
+                    model=sleeper.model, revision=sleeper.revision, need_bytes=_need(draft.fleet, sleeper, model),
+                )
+            )  # fmt: skip
+
+
+def renewer(fleet: Fleet, image: Image) -> Instance | None:
+    """The sleeper that can make a stale image anew, if there is no good one already and none that has failed."""
+    for instance in sorted(fleet.instances.values(), key=lambda i: i.instance):
+        if instance.rung is not Rung.SLEEP or instance.node != image.node or instance.configuration != image.configuration:
+            continue
+        if not standing.idle(fleet, instance) or standing.obsolete(fleet, instance) or hindrance(fleet, instance) is not None:
+            continue
+        if not any(i.state == "ok" for i in of(fleet, instance)):
+            return instance
+    return None
+
+
+def _renewing(draft: Draft, image: Image) -> bool:
+    others = (i for i in draft.fleet.instances.values() if i.node == image.node)
+    return any(i.directive is not None and i.directive.code == REBUILD and not i.directive_settled for i in others)
 
 
 def _need(fleet: Fleet, instance: Instance, model: Model | None) -> int:

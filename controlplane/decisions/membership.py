@@ -19,7 +19,7 @@ from controlplane.events import (
     ReignBegan,
     WeightsDropped,
 )
-from controlplane.fleet.members import Node
+from controlplane.fleet.members import ANEW, Node
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
@@ -36,6 +36,7 @@ def hello(draft: Draft, command: Hello) -> None:
             NodeJoined(
                 node=command.node, address=command.address, incarnation=command.incarnation, boot=command.boot,
                 pool_budget_bytes=command.pool_budget_bytes, version=command.version, no_images=command.no_images,
+                image_quota_bytes=command.image_quota_bytes, image_pins=command.image_pins,
             )
         )  # fmt: skip
     elif known is not None and not known.heard:
@@ -54,7 +55,9 @@ def hello(draft: Draft, command: Hello) -> None:
 
 
 def _joins(known: Node | None, command: Hello) -> bool:
-    fields = ("address", "incarnation", "boot", "pool_budget_bytes", "version", "no_images")
+    fields = (
+        "address", "incarnation", "boot", "pool_budget_bytes", "version", "no_images", "image_quota_bytes", "image_pins",
+    )  # fmt: skip
     return known is None or any(getattr(known, field) != getattr(command, field) for field in fields)
 
 
@@ -78,7 +81,7 @@ def _images(draft: Draft, command: Hello) -> None:
             draft.emit(ImageRemoved(node=command.node, image=image.image, code="lost"))
     for there in command.images:
         known = draft.fleet.images.get(there.image)
-        if known is None or (known.state == "refused" and there.usable):
+        if known is None or (known.state == "refused" and known.code != ANEW and there.usable):
             draft.emit(
                 ImageBuilt(node=command.node, image=there.image, configuration=there.configuration, size_bytes=there.size_bytes)
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from controlplane.fleet.members import Instance, Model
+from controlplane.fleet.members import REBUILD, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
@@ -47,13 +47,18 @@ def climbing(fleet: Fleet, model: Model) -> Instance | None:
 
 
 def returning(fleet: Fleet, model: Model) -> Instance | None:
-    """The instance that served the model and is on its way to `sleep`: it is not turned round halfway, but waited for."""
+    """The instance that served the model and is on its way to `sleep`: it is not turned round halfway, but waited for.
+
+    A sleeper that has its image made anew will sleep again, too, in a few seconds.
+    """
     for instance in fleet.instances.values():
-        if instance.model == model.model and instance.rung is Rung.UP and leaving(instance) and heard(fleet, instance.node):
-            directive = instance.directive
-            current = model.facts is not None and instance.configuration == model.facts.configuration
-            if directive is not None and directive.rung is Rung.SLEEP and current:
-                return instance
+        directive = instance.directive
+        current = model.facts is not None and instance.configuration == model.facts.configuration
+        if directive is None or directive.rung is not Rung.SLEEP or not current:
+            continue
+        mine = instance.model == model.model if instance.rung is Rung.UP else directive.code == REBUILD
+        if mine and leaving(instance) and heard(fleet, instance.node):
+            return instance
     return None
 
 

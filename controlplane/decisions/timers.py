@@ -15,11 +15,12 @@ from controlplane.spec import Idle
 
 def tick(draft: Draft) -> None:
     """1. End what has waited too long. 2. Move the queue on (back-offs may be over). 3. Send the idle down, once nobody wants
-    them. 4. Watch transitions."""
+    them. 4. Make stale images anew. 5. Watch transitions."""
     _deadlines(draft)
     advance(draft)
     operations.pursue(draft)
     _idle(draft)
+    images.renew(draft)
     retire(draft)
     for instance in draft.fleet.instances.values():
         directive = instance.directive

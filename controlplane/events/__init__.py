@@ -2,7 +2,7 @@
 
 from typing import Final, get_args
 
-from controlplane.events.image import ImageBuilt, ImageFailed, ImageRefused, ImageRemoved
+from controlplane.events.image import ImageBuilt, ImageDismissed, ImageFailed, ImagePinned, ImageRefused, ImageRemoved
 from controlplane.events.instance import (
     GrantGiven,
     GrantReturned,
@@ -50,7 +50,7 @@ AnyEvent = (
     | WeightsStaged | WeightsDismissed | WeightsDropped
     | GrantGiven | GrantReturned
     | InstanceCreated | InstanceDirected | InstanceUp | InstanceSlept | InstanceSaved | InstanceEnded | InstanceFailed
-    | InstanceOverdue | ImageBuilt | ImageRefused | ImageFailed | ImageRemoved
+    | InstanceOverdue | ImageBuilt | ImageRefused | ImageFailed | ImageDismissed | ImagePinned | ImageRemoved
     | RequestAccepted | RequestQueued | RequestRouted | RequestInterrupted
     | RequestFinished | RequestFailed | RequestCancelled
     | OperationRequested | OperationSucceeded | OperationFailed
@@ -60,8 +60,8 @@ BY_NAME: Final[dict[str, type[AnyEvent]]] = {kind.__name__: kind for kind in get
 
 __all__ = [
     "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "GatewayClosed",
-    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageFailed",
-    "ImageRefused", "ImageRemoved", "InstanceCreated", "InstanceDirected", "InstanceEnded",
+    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageDismissed", "ImageFailed",
+    "ImagePinned", "ImageRefused", "ImageRemoved", "InstanceCreated", "InstanceDirected", "InstanceEnded",
     "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
     "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent",
     "NodeHeardAgain", "NodeJoined", "OperationFailed", "OperationRequested", "OperationSucceeded", "ReignBegan",

@@ -28,8 +28,8 @@ class ImageRefused(Event, frozen=True, kw_only=True):
     image: str
     configuration: str
     code: str
-    """`engine_changed`, `torch_changed`, `python_changed`, `kernel_changed`, `libc_changed`, `criu_changed`,
-    `cpu_changed`, `namespaces_changed`, `files_changed`, ..."""
+    """`operator`: somebody asked for a new one; else `engine_changed`, `torch_changed`, `python_changed`, `kernel_changed`,
+    `libc_changed`, `criu_changed`, `cpu_changed`, `namespaces_changed`, `files_changed`, ..."""
     message: str
 
 
@@ -48,6 +48,25 @@ class ImageFailed(Event, frozen=True, kw_only=True):
     message: str
 
 
+class ImageDismissed(Event, frozen=True, kw_only=True):
+    """It was named to leave the disk; the event's actor is who asked."""
+
+    AGGREGATE, KEY = "image", "image"
+    node: str
+    image: str
+    code: str
+    """`operator`: this one; `quota`: the node named it as the least valuable when somebody asked for room."""
+
+
+class ImagePinned(Event, frozen=True, kw_only=True):
+    """An operator's word that it stays whatever the quota says, or (`pinned` false) that it may go again."""
+
+    AGGREGATE, KEY = "image", "image"
+    node: str
+    image: str
+    pinned: bool
+
+
 class ImageRemoved(Event, frozen=True, kw_only=True):
     """It is gone. Its stream goes on: built again on the same machine it has the same id."""
 
@@ -55,4 +74,6 @@ class ImageRemoved(Event, frozen=True, kw_only=True):
     node: str
     image: str
     code: str
-    """`operator`, `quota`, `replaced` or `lost` (it was not there when the worker looked)."""
+    """`operator`, `quota`, `replaced` (by a newer one of its configuration) or `lost` (it was gone when the worker looked)."""
+    by: str = ""
+    """Who had dismissed it; empty: the node itself."""

@@ -16,6 +16,10 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     version: str = ""
     no_images: str = ""
     """Why engines can't be saved to disk there; empty: they can."""
+    image_quota_bytes: int = 0
+    """What images may take of the disk; 0: not said."""
+    image_pins: tuple[str, ...] = ()
+    """Models and configurations whose images its settings pin."""
 
 
 class NodeFellSilent(Event, frozen=True, kw_only=True):

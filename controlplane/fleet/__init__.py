@@ -2,6 +2,8 @@
 
 from controlplane.fleet.evolve import Gap, evolve, fold
 from controlplane.fleet.members import (
+    ANEW,
+    REBUILD,
     Configuration,
     Device,
     Directive,
@@ -20,6 +22,7 @@ from controlplane.fleet.members import (
 from controlplane.fleet.state import EVOLVE_VERSION, Fleet, dump, load
 
 __all__ = [
-    "EVOLVE_VERSION", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant", "Image", "Instance", "Model",
-    "Node", "Operation", "Rejection", "Request", "SetBack", "WeightSet", "dump", "evolve", "fold", "load",
+    "ANEW", "EVOLVE_VERSION", "REBUILD", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant",
+    "Image", "Instance", "Model", "Node", "Operation", "Rejection", "Request", "SetBack", "WeightSet", "dump", "evolve",
+    "fold", "load",
 ]  # fmt: skip

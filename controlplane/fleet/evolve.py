@@ -15,7 +15,9 @@ from controlplane.events import (
     GrantGiven,
     GrantReturned,
     ImageBuilt,
+    ImageDismissed,
     ImageFailed,
+    ImagePinned,
     ImageRefused,
     ImageRemoved,
     InstanceCreated,
@@ -124,6 +126,10 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
             return images.built(fleet, e, at)
         case ImageRefused() | ImageFailed() as e:
             return images.judged(fleet, e)
+        case ImageDismissed() as e:
+            return images.dismissed(fleet, e, recorded.actor)
+        case ImagePinned() as e:
+            return images.pinned(fleet, e)
         case ImageRemoved() as e:
             return images.removed(fleet, e)
         case ModelRegistered() as e:

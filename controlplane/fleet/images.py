@@ -2,14 +2,17 @@
 
 from msgspec.structs import replace
 
-from controlplane.events import ImageBuilt, ImageFailed, ImageRefused, ImageRemoved
+from controlplane.events import ImageBuilt, ImageDismissed, ImageFailed, ImagePinned, ImageRefused, ImageRemoved
 from controlplane.fleet.members import Image
 from controlplane.fleet.state import Fleet
 
 
 def built(fleet: Fleet, e: ImageBuilt, at: int) -> Fleet:
+    """A newer one of a configuration is pinned if an older one was."""
+    kin = [i for i in fleet.images.values() if (i.node, i.configuration) == (e.node, e.configuration)]
     image = Image(
-        image=e.image, node=e.node, configuration=e.configuration, size_bytes=e.size_bytes, made_ms=at, proof=e.proof
+        image=e.image, node=e.node, configuration=e.configuration, size_bytes=e.size_bytes, made_ms=at, proof=e.proof,
+        pinned=any(i.pinned for i in kin),
     )  # fmt: skip
     return replace(fleet, images=fleet.images.set(e.image, image))
 
@@ -21,6 +24,14 @@ def judged(fleet: Fleet, e: ImageRefused | ImageFailed) -> Fleet:
     return replace(fleet, images=fleet.images.set(e.image, replace(known, state=state, code=e.code, message=e.message)))
 
 
+def dismissed(fleet: Fleet, e: ImageDismissed, actor: str) -> Fleet:
+    return _changed(fleet, e.image, leaving=actor)
+
+
+def pinned(fleet: Fleet, e: ImagePinned) -> Fleet:
+    return _changed(fleet, e.image, pinned=e.pinned)
+
+
 def removed(fleet: Fleet, e: ImageRemoved) -> Fleet:
     return replace(fleet, images=fleet.images.delete(e.image)) if e.image in fleet.images else fleet
 
@@ -28,6 +39,22 @@ def removed(fleet: Fleet, e: ImageRemoved) -> Fleet:
 def used(fleet: Fleet, image: str | None, at: int) -> Fleet:
     """An instance has come up from it."""
     known = fleet.images.get(image or "")
-    if known is None:
-        return fleet
-    return replace(fleet, images=fleet.images.set(known.image, replace(known, used_ms=at, uses=known.uses + 1)))
+    return _changed(fleet, known.image, used_ms=at, uses=known.uses + 1) if known is not None else fleet
+
+
+def models_of(fleet: Fleet, configuration: str) -> tuple[str, ...]:
+    """Names of the models whose weights can be mapped into a skeleton of that configuration, retired ones apart."""
+    fit = (m for m in fleet.models.values() if m.facts and m.facts.configuration == configuration and not m.retired)
+    return tuple(sorted(m.model for m in fit))
+
+
+def is_pinned(fleet: Fleet, image: Image) -> bool:
+    """Whether it stays whatever the quota says: by an operator's word, or by its node's settings."""
+    node = fleet.nodes.get(image.node)
+    named = node.image_pins if node is not None else ()
+    return image.pinned or image.configuration in named or any(m in named for m in models_of(fleet, image.configuration))
+
+
+def _changed(fleet: Fleet, image: str, **changes: object) -> Fleet:
+    known = fleet.images.get(image)
+    return fleet if known is None else replace(fleet, images=fleet.images.set(image, replace(known, **changes)))

@@ -1,9 +1,18 @@
 """The state's records: one frozen struct per aggregate. All times are Unix milliseconds of the event that set them."""
 
+from typing import Final
+
 import msgspec
 
 from controlplane.rungs import Activity, Health, Rung
 from controlplane.spec import Argument, ModelFacts, ModelSpec
+
+REBUILD: Final = "rebuild"
+"""Code of the directive by which a sleeper has its skeleton's image made anew, and goes on sleeping."""
+
+
+ANEW: Final = "operator"
+"""Reason of an image's refusal that is nothing but somebody's wish for a new one."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +25,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     no_images: str = ""
     """Why engines can't be saved to disk there; empty: they can."""
+    image_quota_bytes: int = 0
+    """What images may take of its disk; 0: not said."""
+    image_pins: tuple[str, ...] = ()
+    """Models and configurations whose images its settings pin."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,13 +190,16 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the last directive has been reached: same rung and, when up, the same model, and no move under way.
 
         `cold` is never reached: an instance that is cold as directed has ended. (`rung` is also cold while the first
-        climb is under way; a stop of that climb must not look finished.)
+        climb is under way; a stop of that climb must not look finished.) A sleeper that has its image made anew
+        sleeps again once it has given the place for the proof back.
         """
         d = self.directive
         if d is None:
             return True
         if self.moving_to is not None:
             return False
+        if d.code == REBUILD and self.rung is Rung.SLEEP:
+            return self.grant is None
         if d.rung is not self.rung or d.rung is Rung.COLD:
             return False
         return d.rung is not Rung.UP or (self.model, self.revision) == (d.model, d.revision)
@@ -205,6 +221,10 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     message: str = ""
     proof: str = ""
+    pinned: bool = False
+    """By an operator; the settings pin by model or configuration (`Node.image_pins`)."""
+    leaving: str = ""
+    """Who asked for its removal; empty: it stays."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

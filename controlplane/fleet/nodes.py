@@ -11,6 +11,7 @@ def joined(fleet: Fleet, e: NodeJoined) -> Fleet:
     node = Node(
         node=e.node, address=e.address, incarnation=e.incarnation, boot=e.boot,
         pool_budget_bytes=e.pool_budget_bytes, version=e.version, no_images=e.no_images,
+        image_quota_bytes=e.image_quota_bytes, image_pins=e.image_pins,
     )  # fmt: skip
     return replace(fleet, nodes=fleet.nodes.set(e.node, node))
 

@@ -50,8 +50,18 @@ async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> N
         file.write(b"\x01")
     bad = house.cli("images", "verify", shown["image"])
     assert bad.returncode == 1 and "image_corrupt" in bad.stderr
-    assert house.cli("images", "gc").returncode == 0
-    assert house.cli("images", "rm", shown["image"]).returncode == 0
+    assert house.cli("images", "pin", shown["image"]).returncode == 0
+    assert "nothing" in house.cli("images", "gc").stdout
+    assert "ok, pinned" in house.cli("images").stdout
+    assert house.cli("images", "unpin", shown["image"]).returncode == 0
+    removed = house.cli("images", "rm", shown["image"])
+    assert removed.returncode == 0 and "removed" in removed.stdout, removed.stderr
+    told = (await house.events("ImageDismissed"))[-1]
+    assert told.actor.startswith("operator:") or told.actor.startswith("token:"), "who asked is on record"
+    gone = (await house.events("ImageRemoved"))[-1].event
+    assert gone.by == told.actor
+    unknown = house.cli("images", "rm", shown["image"])
+    assert unknown.returncode == 1 and "image_unknown" in unknown.stderr
 
     async def none_left() -> bool:
         return not (await house.fleet()).images

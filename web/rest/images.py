@@ -7,16 +7,21 @@ import nats.errors
 from litestar import Request, delete, get, post
 from litestar.params import FromPath, HeaderParameter
 
+from controlplane.commands import PinImage, RebuildImage, RemoveImage
 from controlplane.fleet import Fleet, Image
+from controlplane.fleet.images import is_pinned, models_of
 from controlplane.subjects import ImageAsk, ImageDone, images_of
 from web.errors import ApiError
-from web.rest.asking import fleet_after, services_of
+from web.rest.asking import command, fleet_after, services_of
 from web.rest.fleet import Position
+from web.views.images import outlook, state
 
 Ask = Request[Any, Any, Any]
 Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", max_length=255, description="Makes a repeat harmless")]
 NODE_S: Final = 60.0
 """A check reads a whole image, some GiB at most."""
+REMOVED_S: Final = 10.0
+"""From the word to a worker's removal lie milliseconds, unless it is away."""
 
 
 class ImageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +31,11 @@ class ImageView(msgspec.Struct, frozen=True, kw_only=True):
     models: list[str]
     """Those of its configuration: each can be mapped into the skeleton."""
     state: str
-    """`ok`; `refused`: something that it depends on has changed, it is built anew; `failed`: an operator must act."""
+    """`ok`; `stale`: something that it depends on has changed, it is built anew; `failed`: an operator must act; `leaving`."""
+    outlook: str
+    """What becomes of it, where that is not plain."""
+    pinned: bool
+    """By an operator, or by the node's settings: it stays whatever the quota says."""
     size_bytes: int
     made_ms: int
     used_ms: int
@@ -55,28 +64,62 @@ async def verify_image(request: Ask, name: FromPath[str]) -> ImageDone:
     return await _one(request, name, "verify")
 
 
-@post("/images/{name:str}/rebuild", status_code=200, summary="Forget an image and its failure: the next save makes it anew")
+@post("/images/{name:str}/rebuild", status_code=200, summary="Never use it again; a new one is made when that disturbs nobody")
 async def rebuild_image(request: Ask, name: FromPath[str], key: Key = None) -> ImageDone:
-    return await _one(request, name, "rm")
+    fleet = await _told(request, RebuildImage(image=name))
+    known = fleet.images.get(name)
+    return ImageDone(images=(name,), message=outlook(fleet, known) if known is not None else "")
+
+
+@post("/images/{name:str}/pin", status_code=200, summary="Keep an image whatever the quota says")
+async def pin_image(request: Ask, name: FromPath[str], key: Key = None) -> ImageDone:
+    await _told(request, PinImage(image=name))
+    return ImageDone(images=(name,))
+
+
+@delete("/images/{name:str}/pin", status_code=200, summary="Let an image go again when room is needed")
+async def unpin_image(request: Ask, name: FromPath[str], key: Key = None) -> ImageDone:
+    await _told(request, PinImage(image=name, pinned=False))
+    return ImageDone(images=(name,))
 
 
 @delete("/images/{name:str}", status_code=200, summary="Remove an image; saved instances of it start cold")
 async def remove_image(request: Ask, name: FromPath[str], key: Key = None) -> ImageDone:
-    return await _one(request, name, "rm")
+    await _told(request, RemoveImage(image=name))
+    return await _gone(request, (name,))
 
 
 @post("/images/gc", status_code=200, summary="Remove what is over the nodes' quotas, least valuable first")
 async def collect_images(request: Ask, key: Key = None) -> ImageDone:
     fleet = await fleet_after(services_of(request), None)
-    gone: list[str] = []
+    names: list[str] = []
     for node in sorted(node.node for node in fleet.nodes.values() if node.heard):
-        gone += (await _ask(request, node, ImageAsk(verb="gc"))).images
-    return ImageDone(images=tuple(gone))
+        names += (await _ask(request, node, ImageAsk(verb="surplus"))).images
+    for name in names:
+        await command(request, RemoveImage(image=name, code="quota"))
+    return await _gone(request, tuple(names))
 
 
 async def _one(request: Ask, name: str, verb: str) -> ImageDone:
     known = _known(await fleet_after(services_of(request), None), name)
     return await _ask(request, known.node, ImageAsk(verb=verb, image=known.image))
+
+
+async def _told(request: Ask, body: RebuildImage | RemoveImage | PinImage) -> Fleet:
+    """The decider's word, and the fleet that knows of it."""
+    answer = await command(request, body)
+    return await fleet_after(services_of(request), answer.position or None)
+
+
+async def _gone(request: Ask, names: tuple[str, ...]) -> ImageDone:
+    """Wait until their nodes have removed them; one that is away does so when it is back, and the answer says so."""
+    view = services_of(request).view
+    try:
+        await view.wait_for(lambda fleet: not any(name in fleet.images for name in names), REMOVED_S)
+    except TimeoutError:
+        left = ", ".join(name for name in names if name in view.fleet.images)
+        return ImageDone(images=names, message=f"{left}: the node has not removed it yet; it does as soon as it can")
+    return ImageDone(images=names)
 
 
 async def _ask(request: Ask, node: str, ask: ImageAsk) -> ImageDone:
@@ -99,10 +142,10 @@ def _known(fleet: Fleet, name: str) -> Image:
 
 
 def _shown(fleet: Fleet, known: Image) -> ImageView:
-    models = [m for m in fleet.models.values() if m.facts and m.facts.configuration == known.configuration and not m.retired]
     saved = [i.instance for i in fleet.instances.values() if i.image == known.image and i.rung == "saved"]
     return ImageView(
-        image=known.image, node=known.node, configuration=known.configuration, models=sorted(m.model for m in models),
-        state=known.state, size_bytes=known.size_bytes, made_ms=known.made_ms, used_ms=known.used_ms, uses=known.uses,
-        saved=sorted(saved), code=known.code, message=known.message, proof=known.proof,
+        image=known.image, node=known.node, configuration=known.configuration,
+        models=list(models_of(fleet, known.configuration)), state=state(known), outlook=outlook(fleet, known),
+        pinned=is_pinned(fleet, known), size_bytes=known.size_bytes, made_ms=known.made_ms, used_ms=known.used_ms,
+        uses=known.uses, saved=sorted(saved), code=known.code, message=known.message, proof=known.proof,
     )  # fmt: skip

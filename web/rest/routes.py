@@ -5,7 +5,16 @@ from litestar import Router
 from web.rest.changes import checkpoint, load, register, retire, retry, revise, save, sleep, stop
 from web.rest.fleet import device, devices, instance, instances, model, models, node, nodes, weights
 from web.rest.history import event, events, follow_events
-from web.rest.images import collect_images, image, images, rebuild_image, remove_image, verify_image
+from web.rest.images import (
+    collect_images,
+    image,
+    images,
+    pin_image,
+    rebuild_image,
+    remove_image,
+    unpin_image,
+    verify_image,
+)  # fmt: skip
 from web.rest.operations import operation, operations
 from web.rest.requests import cancel_request, request_log, single_request
 
@@ -15,7 +24,7 @@ router = Router(
     route_handlers=[
         nodes, node, devices, device, models, model, instances, instance, weights,
         register, revise, retire, load, sleep, checkpoint, save, stop, retry,
-        images, image, verify_image, rebuild_image, remove_image, collect_images,
+        images, image, verify_image, rebuild_image, pin_image, unpin_image, remove_image, collect_images,
         request_log, single_request, cancel_request,
         operations, operation,
         events, event, follow_events,

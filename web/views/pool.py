@@ -9,6 +9,7 @@ from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from web.views.figures import percent
 from web.views.hues import hues
+from web.views.images import ImageView, images
 
 
 class SetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,21 +33,6 @@ class SleeperView(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
 
 
-class ImageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A skeleton on the node's disk."""
-
-    image: str
-    models: tuple[str, ...]
-    hue: int
-    size_bytes: int
-    made_ms: int
-    used_ms: int
-    state: str
-    reason: str
-    saved: int
-    """Instances that have no process and come back from it."""
-
-
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     used_bytes: int
@@ -59,6 +45,9 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     sleepers: tuple[SleeperView, ...]
     images: tuple[ImageView, ...] = ()
     no_images: str = ""
+    image_bytes: int = 0
+    image_quota_bytes: int = 0
+    """0: the settings give none."""
 
 
 def pools(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> tuple[PoolView, ...]:
@@ -89,7 +78,9 @@ def _pool(fleet: Fleet, beat: NodeBeat | None, node: str) -> PoolView:
     return PoolView(
         node=node, used_bytes=used, budget_bytes=budget, width=percent(used, budget), ok=beat.pool_ok if beat else True,
         measured=beat is not None, sets=tuple(sets), sleepers=_sleepers(fleet, node),
-        images=_images(fleet, node), no_images=fleet.nodes[node].no_images,
+        images=images(fleet, node), no_images=fleet.nodes[node].no_images,
+        image_bytes=sum(i.size_bytes for i in fleet.images.values() if i.node == node),
+        image_quota_bytes=fleet.nodes[node].image_quota_bytes,
     )  # fmt: skip
 
 
@@ -106,25 +97,3 @@ def _sleepers(fleet: Fleet, node: str) -> tuple[SleeperView, ...]:
         )
         for i in sorted(asleep, key=lambda i: (i.since_ms, i.instance))
     )
-
-
-def _images(fleet: Fleet, node: str) -> tuple[ImageView, ...]:
-    tints = hues(fleet)
-    found = []
-    for image in sorted((i for i in fleet.images.values() if i.node == node), key=lambda i: (-i.used_ms, i.image)):
-        models = [m.model for m in fleet.models.values() if m.facts and m.facts.configuration == image.configuration]
-        saved = [i for i in fleet.instances.values() if i.image == image.image and i.rung is Rung.SAVED]
-        found.append(
-            ImageView(
-                image=image.image,
-                models=tuple(sorted(models)),
-                hue=tints.get(image.configuration, 0),
-                size_bytes=image.size_bytes,
-                made_ms=image.made_ms,
-                used_ms=image.used_ms,
-                state=image.state,
-                reason=f"{image.code}: {image.message}" if image.code else "",
-                saved=len(saved),
-            )
-        )
-    return tuple(found)

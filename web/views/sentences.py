@@ -12,7 +12,9 @@ from controlplane.events import (
     GrantGiven,
     GrantReturned,
     ImageBuilt,
+    ImageDismissed,
     ImageFailed,
+    ImagePinned,
     ImageRefused,
     ImageRemoved,
     InstanceCreated,
@@ -150,8 +152,12 @@ def _of_images(event: AnyEvent) -> str:
             return f"not used ({e.code}): {e.message}"
         case ImageFailed() as e:
             return f"failed at {e.step} ({e.code}): {e.message}"
+        case ImageDismissed() as e:
+            return f"told to leave the disk ({e.code})"
+        case ImagePinned() as e:
+            return "pinned: it stays whatever the quota says" if e.pinned else "no longer pinned"
         case ImageRemoved() as e:
-            return f"removed ({e.code})"
+            return f"removed ({e.code}{', asked for by ' + e.by if e.by else ''})"
         case _:
             return _of_the_plane(event)
 
@@ -184,6 +190,7 @@ def _of_the_plane(event: AnyEvent) -> str:
             | OperationSucceeded() | OperationFailed() | ModelRegistered() | ModelRevised() | ModelRetired() | ModelInspected()
             | ModelRejected() | ModelSetBack() | ModelCleared() | ConfigurationFound() | SkeletonMeasured() | WeightsStaged()
             | WeightsDismissed() | WeightsDropped() | ImageBuilt() | ImageRefused() | ImageFailed() | ImageRemoved()
+            | ImageDismissed() | ImagePinned()
         ):  # fmt: skip
             raise AssertionError("said before")
         case _ as unreachable:

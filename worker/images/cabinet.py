@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
@@ -19,13 +17,11 @@ from controlplane.commands import (
 )  # fmt: skip
 from worker import namespaces
 from worker.images import criu, facts
+from worker.images.budget import Budget
 from worker.images.criu import Criu
 from worker.images.fingerprint import Fingerprint, Refusal, changed_file, difference
 from worker.images.store import ImageBroken, Manifest, Store
 from worker.report import OfImage
-
-QUOTA: Final = 0.5
-"""Of the room that images have or could have on their disk."""
 
 log = structlog.get_logger("images")
 
@@ -36,7 +32,9 @@ class Cabinet:
     Reports go out in the loop in which it was made.
     """
 
-    def __init__(self, data: Path, node: str, report: Callable[[OfImage], None], found: Criu | None) -> None:
+    def __init__(
+        self, data: Path, node: str, report: Callable[[OfImage], None], found: Criu | None, quota_bytes: int = 0
+    ) -> None:
         self.store = Store(data / "images")
         self._node = node
         loop = asyncio.get_running_loop()
@@ -45,13 +43,14 @@ class Cabinet:
         self.criu = found or Criu("", "", "CRIU was not found")
         self.hindrance = self.criu.refusal or ("" if os.geteuid() == 0 else "CRIU needs root")
         self._told: set[tuple[str, str]] = set()
+        self.budget = Budget(self.store, quota_bytes, lambda manifest: self._refusal(manifest) is None)
         self._judged: list[Callable[[], None]] = []
 
     @staticmethod
-    def open(data: Path, node: str, report: Callable[[OfImage], None], given: str = "") -> "Cabinet":
+    def open(data: Path, node: str, report: Callable[[OfImage], None], given: str = "", quota_bytes: int = 0) -> "Cabinet":
         """Look for CRIU, let it check the kernel, remove what was half written."""
         path = criu.find(data, given)
-        cabinet = Cabinet(data, node, report, criu.probe(path) if path else None)
+        cabinet = Cabinet(data, node, report, criu.probe(path) if path else None, quota_bytes)
         for name in cabinet.store.sweep():
             log.warning("half_written_image_removed", name=name)
         return cabinet
@@ -105,7 +104,7 @@ class Cabinet:
         return manifest
 
     def publish(self, manifest: Manifest) -> Manifest:
-        """Make the draft the image, tell the plane, keep to the quota. Raises OSError."""
+        """Make the draft the image, tell the plane, remove those that it replaces, keep to the quota. Raises OSError."""
         whole = self.store.publish(manifest)
         self._told = {told for told in self._told if told[0] != whole.image}
         self._report(
@@ -114,8 +113,23 @@ class Cabinet:
                 took_ms=whole.took_ms, proof=whole.proof, fingerprint=msgspec.structs.asdict(whole.fingerprint),
             )
         )  # fmt: skip
+        for old in self._stale(whole):
+            self.remove(old, "replaced")
         self.collect(keep=frozenset({whole.image}))
         return whole
+
+    def _stale(self, fresh: Manifest) -> list[str]:
+        """Older images of its configuration, which can't be used any more."""
+        found = []
+        for image in self.store.images():
+            try:
+                manifest = self.store.read(image)
+            except ImageBroken:
+                continue  # removed at the next start
+            mine = manifest.fingerprint.configuration == fresh.fingerprint.configuration
+            if mine and image != fresh.image and self._refusal(manifest) is not None:
+                found.append(image)
+        return found
 
     def fail(self, image: str, configuration: str, step: str, code: str, message: str, *, final: bool = False) -> None:
         """Count a failure of a restore; the one that is too many is told, and the image is left alone until somebody acts."""
@@ -129,16 +143,25 @@ class Cabinet:
             )
 
     def remove(self, image: str, code: str = "operator") -> None:
+        self.forget(image)
+        self._report(ReportImageRemoved(node=self._node, image=image, code=code))
+
+    def forget(self, image: str) -> None:
+        """Remove it without a word: the plane knows."""
         self.store.remove(image)
         self._told = {told for told in self._told if told[0] != image}
-        self._report(ReportImageRemoved(node=self._node, image=image, code=code))
 
     def collect(self, *, keep: frozenset[str] = frozenset()) -> list[str]:
         """Remove what is over the quota, least valuable first; names of what went."""
-        gone = self.store.surplus(self.quota_bytes, keep=keep)
+        gone = self.budget.surplus(keep=keep)
         for image in gone:
             self.remove(image, "quota")
         return gone
+
+    def make_room(self, need_bytes: int) -> None:
+        """Before an image of about that size is written: others go for it. Raises NoRoom, and nothing is removed then."""
+        for image in self.budget.room_for(need_bytes):
+            self.remove(image, "quota")
 
     def verify(self, image: str) -> Manifest:
         """Compare an image with its digests and with today's facts. Raises ImageBroken (a refusal has its own code)."""
@@ -147,12 +170,6 @@ class Cabinet:
         if (refusal := self._refusal(manifest)) is not None:
             raise ImageBroken(refusal.code, str(refusal))
         return manifest
-
-    @property
-    def quota_bytes(self) -> int:
-        self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mine = sum(path.stat().st_size for path in self.store.root.rglob("*") if path.is_file())
-        return int((shutil.disk_usage(self.store.root).free + mine) * QUOTA)
 
     def _refusal(self, manifest: Manifest) -> Refusal | None:
         made = manifest.fingerprint

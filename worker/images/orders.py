@@ -1,4 +1,4 @@
-"""What an operator asks of a node's images, over the bus: check one, remove one, keep to the quota."""
+"""What an operator asks of a node's images, over the bus: is this one whole, which are over the quota. It changes nothing."""
 
 import asyncio
 
@@ -21,13 +21,10 @@ async def answer_about_images(cabinet: Cabinet, message: Msg) -> None:
 
 def carry_out(cabinet: Cabinet, ask: ImageAsk) -> ImageDone:
     """Blocks: a check reads the whole image."""
-    if ask.verb == "gc":
-        return ImageDone(images=tuple(cabinet.collect()))
+    if ask.verb == "surplus":
+        return ImageDone(images=tuple(cabinet.budget.surplus()))
     if not ask.image.startswith("img_") or not ask.image.isidentifier():
         return ImageDone(code="invalid", message=f"{ask.image[:100]!r} is no image's id")
-    if ask.verb == "rm":
-        cabinet.remove(ask.image)
-        return ImageDone(images=(ask.image,))
     try:
         manifest = cabinet.verify(ask.image)
     except ImageBroken as broken:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.holdermessages import Held
 from worker.images import facts
+from worker.images.budget import NoRoom
 from worker.images.fingerprint import MappedFile
 from worker.images.store import ImageBroken, Manifest
 from worker.local import LocalInstance
@@ -26,8 +26,8 @@ from worker.plan import EngineState, Goal
 POLL_S: Final = 0.005
 OUR_SHARE: Final = 0.7
 """Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
-ROOM: Final = 2
-"""Times the engine's own memory must be free on disk: an image has a few percent more than that."""
+ROOM: Final = 1.25
+"""Times the engine's own memory must be free on disk: an image has some percent more than that, and the disk is others' too."""
 BLAMELESS: Final = frozenset({"pid_taken", "engine_died"})
 """Failures that say nothing of the image."""
 
@@ -102,9 +102,10 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
     """Raises StepFailed (`no_space`, `dump_failed`, ...). The engine is gone afterwards."""
     cabinet = local.site.images
     draft = await asyncio.to_thread(cabinet.store.draft, image)
-    need, free = local.record.skeleton_bytes * ROOM, shutil.disk_usage(draft).free
-    if free < need:
-        raise StepFailed("no_space", f"an image needs about {need} bytes of room; {cabinet.store.root} has {free}")
+    try:
+        await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
+    except NoRoom as full:
+        raise StepFailed(full.code, full.message) from full
     held = await _holder(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine to be saved")

@@ -70,7 +70,6 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     """Code, once it may not be used any more until an operator acts."""
     message: str = ""
-    pinned: bool = False
 
 
 class Store:
@@ -164,9 +163,6 @@ class Store:
         given_up = code if final or count >= TRIES else ""
         return self._stand(image, replace(known, failures=count, failed=given_up, message=message))
 
-    def pin(self, image: str, *, pinned: bool) -> None:
-        self._stand(image, replace(self.standing(image), pinned=pinned))
-
     def remove(self, image: str) -> None:
         """Take its name away first, so that nobody sees half of it."""
         gone = self.root / f"{image}.gone{DRAFT}"
@@ -177,20 +173,9 @@ class Store:
             return
         shutil.rmtree(gone)
 
-    def surplus(self, quota_bytes: int, *, keep: frozenset[str] = frozenset()) -> list[str]:
-        """What has to go for the rest to fit into the quota, least valuable first: failed ones, then the longest unused."""
-        known = []
-        for image in self.images():
-            standing = self.standing(image)
-            size = sum(path.stat().st_size for path in (self.root / image).iterdir() if path.is_file())
-            known.append((not standing.failed, standing.used_ms, image, size, standing.pinned or image in keep))
-        over = sum(size for *_, size, _ in known) - quota_bytes
-        gone = []
-        for _, _, image, size, kept in sorted(known):
-            if over > 0 and not kept:
-                gone.append(image)
-                over -= size
-        return gone
+    def size_bytes(self, image: str) -> int:
+        """What it takes of the disk, whatever its manifest says."""
+        return sum(path.stat().st_size for path in (self.root / image).glob("*") if path.is_file())
 
     def _stand(self, image: str, standing: Standing) -> Standing:
         path = self.root / image / "standing.json"

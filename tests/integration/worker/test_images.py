@@ -10,8 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.commands import Load, Save, Sleep, Stop
-from controlplane.events import ImageBuilt, ImageFailed, ImageRefused, InstanceEnded, InstanceSaved, InstanceUp, OperationFailed
+from controlplane.commands import Load, PinImage, RebuildImage, RemoveImage, Save, Sleep, Stop, Tick
+from controlplane.events import (
+    ImageBuilt,
+    ImageFailed,
+    ImageRefused,
+    ImageRemoved,
+    InstanceEnded,
+    InstanceSaved,
+    InstanceUp,
+    OperationFailed,
+)
 from controlplane.fleet import Instance
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
@@ -84,6 +93,13 @@ async def save(plane: Plant, name: str) -> Instance:
     assert plane.processes() == []
     assert list((plane.data / "run" / "inst").iterdir()) == []
     return plane.fleet.instances[instance.instance]
+
+
+async def save_one(plane: Plant, name: str) -> None:
+    """As `save`, with others about."""
+    plane.order(Save(model=name))
+    instance = next(i for i in plane.fleet.instances.values() if i.model == name)
+    await plane.until(lambda: plane.fleet.instances[instance.instance].rung is Rung.SAVED)
 
 
 async def says(plane: Plant, instance: Instance, text: str) -> str:
@@ -223,6 +239,96 @@ async def test_a_library_that_was_replaced_refuses_the_image(house: Plant) -> No
     assert house.of_type(InstanceUp)[-1].image is None
 
 
+async def test_a_stale_image_is_made_anew_in_the_background_and_its_skeleton_sleeps_on(house: Plant) -> None:
+    await house.register("a", kv_bytes=8 * MIB)
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    old = path.rename(path.with_name("img_0123456789abcdef"))  # as a kernel of yesterday would have named it
+    yesterday = msgspec.structs.replace(made.fingerprint, kernel="of yesterday")
+    stale = msgspec.structs.replace(made, image=old.name, fingerprint=yesterday)
+    (old / "manifest.json").write_bytes(msgspec.json.encode(stale))
+    await house.restart_worker()
+    assert (await house.until(lambda: house.of_type(ImageRefused)))[-1].code == "kernel_changed"
+    up = await house.load("a")
+    house.order(Sleep(model="a"))
+    await house.until(lambda: house.only().rung is Rung.SLEEP and house.only().directive_settled)
+    house.order(Tick())
+    assert not house.only().directive_settled, "it has a place for the proof"
+    await house.until(lambda: house.only().directive_settled)
+    assert not house.fleet.grants
+    assert house.of_type(ImageBuilt)[-1].image == made.image
+    await house.until(lambda: [event.code for event in house.of_type(ImageRemoved)] == ["lost", "replaced"])
+    assert [found.name for found in (house.data / "images").iterdir()] == [made.image]
+    assert house.only().instance == up.instance, "its process went on"
+    house.order(Tick())
+    assert house.only().directive_settled, "once is enough"
+    again = await house.load("a")
+    assert house.of_type(InstanceUp)[-1].image is None, "it was awake in a moment, from sleep"
+    assert await says(house, again, "anew") == "You said: anew"
+    await save(house, "a")
+    await house.load("a")
+    assert house.of_type(InstanceUp)[-1].image == made.image
+
+
+async def test_an_image_that_is_asked_for_anew_is_not_used_again(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    house.order(RebuildImage(image=made.image))
+    await house.until(lambda: not path.exists())
+    await house.load("a")
+    assert house.of_type(InstanceUp)[-1].image is None
+    house.order(Sleep(model="a"))
+    await house.until(lambda: house.only().rung is Rung.SLEEP and house.only().directive_settled)
+    house.order(Tick())
+    await house.until(lambda: len(house.of_type(ImageBuilt)) == 2)
+    assert house.fleet.images[made.image].state == "ok"
+
+
+async def test_a_removal_that_no_worker_heard_is_carried_out_by_the_next(house: Plant) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    await house.worker.vanish()
+    house.order(RemoveImage(image=made.image))
+    assert path.exists()
+    await house.restart_worker()
+    await house.until(lambda: not house.fleet.images)
+    assert not path.exists()
+
+
+async def test_a_quota_lets_the_least_valuable_go_and_spares_the_pinned(plane: Plant) -> None:
+    able(plane)
+    for name in ("a", "b"):  # two configurations
+        await plane.register(name, kv_bytes=(1 if name == "a" else 2) * MIB)
+        await plane.load(name)
+        await save_one(plane, name)
+    size = max(image.size_bytes for image in plane.fleet.images.values())
+    first = plane.of_type(ImageBuilt)[0].image
+    plane.image_quota_bytes = int(size * 2.5)
+    await plane.restart_worker()
+    plane.order(PinImage(image=first))
+    await plane.register("c", kv_bytes=3 * MIB)
+    await plane.load("c")
+    await save_one(plane, "c")
+    gone = await plane.until(lambda: plane.of_type(ImageRemoved))
+    assert [(event.code, event.image == first) for event in gone] == [("quota", False)]
+    assert first in plane.fleet.images
+
+    plane.image_quota_bytes = int(size * 0.7)
+    await plane.restart_worker()
+    await plane.register("d", kv_bytes=4 * MIB)
+    await plane.load("d")
+    plane.order(Save(model="d"))
+    failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    assert failed.code == "over_quota"
+    assert str(plane.image_quota_bytes) in failed.message
+    assert first in plane.fleet.images, "nothing was removed for one that does not fit anyway"
+
+
 def flip(path: Path) -> None:
     with (path / "pages-1.img").open("r+b") as file:
         file.seek(5000)
@@ -265,8 +371,9 @@ async def test_a_damaged_image_is_never_restored_and_stays_failed_until_somebody
         house.order(Save(model="a"))
     assert caught.value.code is Code.NOT_AVAILABLE
     assert caught.value.details["reason"] == "image_failed"
-    house.worker.images.remove(made.image)
+    house.order(RemoveImage(image=made.image))
     await house.until(lambda: not house.fleet.images)
+    assert house.of_type(ImageRemoved)[-1].by == "operator:test"
     await save(house, "a")
     assert len(house.of_type(ImageBuilt)) == 2
 

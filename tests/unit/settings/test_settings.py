@@ -107,6 +107,29 @@ def test_the_time_after_which_a_sleeper_is_saved_is_a_setting() -> None:
     assert model.idle.saved_ms == 300_000
 
 
+def test_images_have_a_quota_and_pins() -> None:
+    node = parse('[images]\nquota = "20GiB"\npin = ["a", "cfg_0123", "a"]').node
+    assert (node.image_quota_bytes, node.image_pins) == (20 << 30, ("a", "cfg_0123"))
+    assert (parse("").node.image_quota_bytes, parse("").node.image_pins) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "says"),
+    [
+        ('quota = "1KiB"', "images.quota", "the least is 1048576"),
+        ('quota = "much"', "images.quota", "much"),
+        ('pin = "a"', "images.pin", "write a list"),
+        ('pin = ["../a"]', "images.pin", "is not a model or a configuration"),
+        ("pins = []", "images.pins", "did you mean pin?"),
+    ],
+)
+def test_a_mistake_about_images_is_said_with_its_line(text: str, key: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(f"[node]\n\n[images]\n{text}\n")
+    assert (caught.value.key, caught.value.line) == (key, 4)
+    assert says in caught.value.message
+
+
 @pytest.mark.parametrize("criu", ["criu", 3, "/a\nb"])
 def test_criu_is_named_by_an_absolute_path(criu: object) -> None:
     with pytest.raises(SettingsError, match="absolute path"):

@@ -12,7 +12,7 @@ from litestar.datastructures import State
 from litestar.testing import TestClient
 
 from controlplane.commands import Load
-from controlplane.events import ImageBuilt, ImageFailed, ModelSetBack
+from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelSetBack
 from controlplane.refusal import Code, Refused
 from tests.busyplane import busy
 from tests.staged import StagedPlane
@@ -244,5 +244,11 @@ def test_skeletons_on_disk_are_shown_with_size_age_and_what_is_wrong(plane: Stag
     page = client.get("/").text
     assert "Skeletons on disk" in page
     assert "250 MiB" in page
-    assert "failed: image_corrupt" in page
+    assert "<b>failed</b> (image_corrupt: " in page
+    assert "images rebuild img_2" in page
+    plane.emit(ImageRefused(node="n1", image="img_1", configuration="cfg_1", code="engine_changed", message="so"))
+    plane.emit(ImagePinned(node="n1", image="img_1", pinned=True))
+    page = client.get("/").text
+    assert "<b>stale</b> (engine_changed: so)" in page
+    assert "<b>pinned</b>" in page
     assert EVIL not in page

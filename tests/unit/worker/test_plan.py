@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from controlplane.fleet import Directive, Grant
+from controlplane.fleet import REBUILD, Directive, Grant
 from controlplane.rungs import Rung
 from worker.desired import Wanted
 from worker.plan import EngineState, Goal, Move, Observed, Served, StepName, plan
@@ -97,6 +97,8 @@ def after(seen: Observed, move: Move) -> Observed:
         StepName.DETACH: {"attached": None, "loaded": False},
         StepName.VERIFY: {"verified": True},
         StepName.DROP_CELLS: {"grant": None},
+        StepName.SEEK: {"sought": True},
+        StepName.BUILD: {"kept": "img_1", "sought": True},
         StepName.END_ENGINE: {"engine": EngineState.DEAD, "awake": False, "attached": None, "serving": None},
     }  # fmt: skip
     return Observed() if move.step is StepName.CLEAR else replace(seen, **changes[move.step])
@@ -204,3 +206,15 @@ def test_every_directive_is_reached_by_a_skeleton_on_a_device(
     seen: Observed, want: Wanted, staged: tuple[Goal, str] | None
 ) -> None:
     walk(want, replace(seen, staged=staged))
+
+
+def rebuild(answered: bool = False) -> Wanted:
+    want = wanted(Rung.SLEEP, A, 8)
+    assert want.directive is not None
+    return replace(want, directive=replace(want.directive, code=REBUILD), answered=answered)
+
+
+def test_a_sleeper_makes_its_image_anew_on_its_cells_and_gives_them_back() -> None:
+    assert walk(rebuild(), ASLEEP) == [StepName.SEEK, StepName.TAKE_CELLS, StepName.BUILD, StepName.DROP_CELLS]
+    assert plan(rebuild(answered=True), ASLEEP) == (), "told already: a new worker does not begin again"
+    assert plan(rebuild(), replace(ASLEEP, sought=True, kept="img")) == (), "one was there"

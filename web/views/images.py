@@ -1,0 +1,72 @@
+"""Skeletons on the nodes' disks: whom they serve, how they stand, and what becomes of those that can't be used."""
+
+import msgspec
+
+from controlplane.fleet import ANEW, REBUILD, Fleet, Image
+from controlplane.fleet.images import is_pinned, models_of
+from controlplane.rungs import Rung
+from web.views.hues import hues
+
+
+class ImageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A skeleton on a node's disk."""
+
+    image: str
+    models: tuple[str, ...]
+    hue: int
+    size_bytes: int
+    made_ms: int
+    used_ms: int
+    uses: int
+    state: str
+    reason: str
+    outlook: str
+    """What becomes of it, where that is not plain."""
+    saved: int
+    """Instances that have no process and come back from it."""
+    pinned: bool
+
+
+def images(fleet: Fleet, node: str) -> tuple[ImageView, ...]:
+    """Those of one node, the last used first."""
+    tints = hues(fleet)
+    there = sorted((i for i in fleet.images.values() if i.node == node), key=lambda i: (-i.used_ms, i.image))
+    return tuple(
+        ImageView(
+            image=image.image, models=models_of(fleet, image.configuration), hue=tints.get(image.configuration, 0),
+            size_bytes=image.size_bytes, made_ms=image.made_ms, used_ms=image.used_ms, uses=image.uses, state=state(image),
+            reason=f"{image.code}: {image.message}" if image.code else "", outlook=outlook(fleet, image),
+            saved=sum(i.image == image.image and i.rung is Rung.SAVED for i in fleet.instances.values()),
+            pinned=is_pinned(fleet, image),
+        )
+        for image in there
+    )  # fmt: skip
+
+
+def state(image: Image) -> str:
+    """`ok`, `stale` (it can't be used any more), `failed` or `leaving`."""
+    if image.leaving:
+        return "leaving"
+    return "stale" if image.state == "refused" else image.state
+
+
+def outlook(fleet: Fleet, image: Image) -> str:
+    """A sentence on what comes next; empty for an image that may be used."""
+    if image.leaving:
+        return "its node is about to remove it"
+    if image.state == "failed":
+        return f"left alone until an operator acts: enginehouse images rebuild {image.image}"
+    if image.state != "refused":
+        return ""
+    mates = [i for i in fleet.instances.values() if (i.node, i.configuration) == (image.node, image.configuration)]
+    kin = [i for i in fleet.images.values() if (i.node, i.configuration) == (image.node, image.configuration)]
+    if any(i.directive is not None and i.directive.code == REBUILD and not i.directive_settled for i in mates):
+        return "a new one is being built"
+    if any(i.state == "ok" for i in kin):
+        return "a new one is there"
+    if any(i.state == "failed" for i in kin):
+        return "a new one has failed: see that one"
+    asked = "asked for anew" if image.code == ANEW else "built anew"
+    if any(i.rung is Rung.SLEEP for i in mates):
+        return f"{asked}: begins as soon as nobody waits and its place is free"
+    return f"{asked} in the background once its skeleton sleeps, or when a model of it is saved"

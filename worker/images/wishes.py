@@ -1,0 +1,51 @@
+"""What people want of images: pinned, removed, made anew. Level-triggered: the newest fold says it, however it came about."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from worker.desired import Desired, Wish
+from worker.images.cabinet import Cabinet
+
+log = structlog.get_logger("images")
+
+
+class Wishes:
+    """`pins`: models and configurations that the settings pin. `desired` is asked for the newest fold."""
+
+    def __init__(self, cabinet: Cabinet, desired: Callable[[], Desired], pins: tuple[str, ...]) -> None:
+        self._cabinet, self._desired, self._pins = cabinet, desired, pins
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._done: dict[str, Wish] = {}
+        """What was carried out; the plane's word of it may be on its way."""
+
+    def follow(self) -> None:
+        """Look at the newest fold: pin, and begin what is to be removed."""
+        desired = self._desired()
+        self._cabinet.budget.pinned = frozenset(name for name, wish in desired.images.items() if wish.pinned)
+        self._cabinet.budget.configurations_pinned = frozenset(self._configurations(desired))
+        self._done = {name: wish for name, wish in self._done.items() if desired.images.get(name) == wish}
+        for name, wish in desired.images.items():
+            if (wish.leaving or wish.anew) and name not in self._tasks and self._done.get(name) != wish:
+                self._done[name] = wish
+                self._tasks[name] = task = asyncio.create_task(self._remove(name, wish), name=f"image:{name}")
+                task.add_done_callback(lambda _, name=name: self._tasks.pop(name, None))  # type: ignore[misc]
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _configurations(self, desired: Desired) -> set[str]:
+        named = {model.facts.configuration for name in self._pins if (model := desired.models.get(name)) and model.facts}
+        return named | {name for name in self._pins if name not in desired.models}
+
+    async def _remove(self, name: str, wish: Wish) -> None:
+        try:
+            if wish.leaving is not None:
+                await asyncio.to_thread(self._cabinet.remove, name, wish.leaving[1])
+            else:
+                await asyncio.to_thread(self._cabinet.forget, name)
+        except OSError as error:
+            log.error("image_not_removed", image=name, reason=str(error))  # its name is gone; `sweep` takes the rest
+        else:
+            log.info("image_removed", image=name, by=wish.leaving[0] if wish.leaving else "", anew=wish.anew)
