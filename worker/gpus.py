@@ -23,6 +23,21 @@ def gpus() -> tuple[Gpu, ...]:
     return ()
 
 
+def driver() -> str:
+    """Its version; empty where there is none."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _session()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return ""
+
+
+def architecture(uuid: str) -> str:
+    """Compute capability, such as `9.0`, by which code is compiled. Raises pynvml.NVMLError."""
+    _session()
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    return f"{major}.{minor}"
+
+
 def used_by(uuid: str, pid: int) -> int | None:
     """Bytes that a process (by the pid of the driver's own namespace) uses; None: the driver does not say."""
     return processes(uuid).get(pid)

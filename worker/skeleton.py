@@ -46,7 +46,8 @@ async def start_engine(local: LocalInstance) -> None:
     arguments = msgspec.json.encode(shaping(spec.engine, spec.arguments)).decode()
     argv = (
         sys.executable, "-P", "-m", "worker.engines.process", "--instance-dir", str(local.directory.path),
-        "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments, *_on_device(local),
+        "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments,
+        "--artefacts", str(local.site.data / "artefacts"), *_on_device(local),
     )  # fmt: skip
     try:
         held = await local.holder.start(argv)

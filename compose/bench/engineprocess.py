@@ -44,17 +44,29 @@ class EngineProcess:
     """`device`: a GPU's UUID, or empty. `ready_s`: from the start of the process to its first word."""
 
     def __init__(
-        self, directory: Path, engine: str, source: Path, device: str, arguments: dict[str, Any], *, bare: bool = False
+        self,
+        directory: Path,
+        engine: str,
+        source: Path,
+        device: str,
+        arguments: dict[str, Any],
+        *,
+        bare: bool = False,
+        artefacts: Path | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "engine.log"
         listeners = [_listener(directory / f"{name}.sock") for name in ("control", "tokens")]
         argv = [sys.executable, "-m", "worker.engines.process", "--instance-dir", str(directory), "--engine", engine]
         argv += ["--source", str(source), "--arguments", msgspec.json.encode(arguments).decode()]
+        kept = ["--artefacts", str(artefacts)] if artefacts else []
         begun = time.monotonic()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                argv + ["--device", device] * bool(device) + ["--bare"] * bare, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                argv + ["--device", device] * bool(device) + ["--bare"] * bare + kept,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         self._sockets: list[socket.socket] = []
         try:

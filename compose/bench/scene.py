@@ -143,11 +143,12 @@ class Scene:
             return False
         return True
 
-    def start_engine(self, name: str, *, bare: bool = False) -> EngineProcess:
-        """One more engine of checkpoint `a`'s configuration."""
+    def start_engine(self, name: str, *, bare: bool = False, artefacts: Path | None = None) -> EngineProcess:
+        """One more engine of checkpoint `a`'s configuration. artefacts: where it finds and keeps what its start works out."""
         engine = EngineProcess(
-            self.setting.work / name, self.engine_name, self.sources["a"], self.device, self.arguments, bare=bare
-        )
+            self.setting.work / name, self.engine_name, self.sources["a"], self.device, self.arguments,
+            bare=bare, artefacts=artefacts,
+        )  # fmt: skip
         self.engines.append(engine)
         return engine
 

@@ -22,7 +22,7 @@ from compose.refusal import EnvironmentRefusal
 from worker import gpus
 
 AGAINST: Final = ("vllm-l1", "vllm-l2")
-MORE: Final = ("switches", "newcomer", "throughput")
+MORE: Final = ("switches", "newcomer", "throughput", "artefacts")
 """Parts that are measured unless others are named; cycles always are."""
 
 
@@ -109,6 +109,8 @@ def measure(setting: Setting, others: list[str], more: list[str], file: Path | N
             part("newcomer", swap_of.newcomer)
         for engine in scene.engines:
             engine.end()
+        if "artefacts" in more and setting.devices:
+            part("artefacts", swap_of.artefacts)
         letters = "".join(name[-1] for name in others) + ("t" if "throughput" in more and others else "")
         if letters:
             part("plain vLLM", lambda: swap_of.plain("a", letters))

@@ -134,6 +134,15 @@ class SwapParts:
             second.end()
         return row
 
+    def artefacts(self) -> Row:
+        """Starts of skeletons that read no weights: without what an earlier one has worked out, and with it."""
+        place, found = self.scene.setting.work / "artefacts", {}
+        for name in ("without", "with", "with, again"):
+            engine = self.scene.start_engine("three", bare=True, artefacts=place)
+            engine.end()
+            found[name] = engine.ready_s
+        return {"start_s": found, "bytes": sum(file.stat().st_size for file in place.rglob("*") if file.is_file())}
+
     def plain(self, name: str, levels: str) -> Row:
         """vLLM as it is, its engine core in a process of its own. levels: `1`, `2` (its sleeps), `t` (throughput)."""
         work = self.scene.setting.work

@@ -80,6 +80,10 @@ def _figures(parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]:
         one = parts["newcomer"]
         beside = f"its weights are there: {one['bytes_copied']} bytes copied, attach {one['attach_ms']:.0f} ms"
         yield "start of a second engine", f"{one['start_s']:.1f} s", beside
+    if "artefacts" in parts:
+        starts = parts["artefacts"]["start_s"]
+        beside = f"{starts['without']:.1f} s without what an earlier start has worked out"
+        yield "start that finds artefacts", f"{starts['with']:.1f} s", beside
     if "start_s" in plain:
         yield "start of plain vLLM", f"{plain['start_s']:.1f} s", "reads its weights"
 

@@ -209,7 +209,9 @@ class Process:
         self._step_at = None if stepped.wait_s is None else time.monotonic() + stepped.wait_s
 
 
-def make(engine: str, source: Path, arguments: dict[str, Any], *, device: str = "", bare: bool = False) -> Engine:
+def make(
+    engine: str, source: Path, arguments: dict[str, Any], *, device: str = "", bare: bool = False, artefacts: Path | None = None
+) -> Engine:
     """Return the engine, started. Imports are here: the fake engine must not cost a torch."""
     match engine:
         case "fake":
@@ -226,7 +228,7 @@ def make(engine: str, source: Path, arguments: dict[str, Any], *, device: str = 
         case "vllm":
             from worker.engines.vllm import VllmEngine  # noqa: PLC0415
 
-            return VllmEngine(source, arguments, device=device, bare=bare)
+            return VllmEngine(source, arguments, device=device, bare=bare, artefacts=artefacts)
         case _:
             raise SystemExit(f"unknown engine {engine!r}")
 
@@ -240,9 +242,13 @@ def main(argv: list[str] | None = None, started: Callable[[], None] = lambda: No
     parser.add_argument("--arguments", default="{}")
     parser.add_argument("--device", default="", help="UUID of the GPU, for engines on one")
     parser.add_argument("--bare", action="store_true", help="read no weights: those to be attached are in the pool")
+    parser.add_argument("--artefacts", type=Path, help="where what a start works out is kept for the next one")
     options = parser.parse_args(argv)
     arguments = msgspec.json.decode(options.arguments)
-    engine = make(options.engine, options.source, arguments, device=options.device, bare=options.bare)
+    engine = make(
+        options.engine, options.source, arguments,
+        device=options.device, bare=options.bare, artefacts=options.artefacts,
+    )  # fmt: skip
     process = Process(options.instance_dir, engine, parent)
     signal.signal(signal.SIGTERM, lambda *_: process.end())
     signal.signal(signal.SIGINT, lambda *_: process.end())

@@ -1,12 +1,15 @@
 """The vLLM engine: its engine core alone, ids in and out, in one process; weights in the pool, mapped while it is awake."""
 
 import atexit
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from worker import gpus
+from worker.engines.artefacts import Artefacts, environment, facts
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments, sampling_parameters
@@ -25,9 +28,16 @@ class VllmEngine:
     several, in order of rank and with commas between them: a gang, tensor parallel over all of them.
 
     Starts asleep: KV memory is given back at once, weights stay in vLLM's own memory until they are staged or others attached.
+    `artefacts`: where what this start compiles is kept for the next; None: where vLLM would.
     """
 
-    def __init__(self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False) -> None:
+    def __init__(
+        self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False, artefacts: Path | None = None
+    ) -> None:
+        with _kept(artefacts, source, arguments, device.split(",")):
+            self._start(source, arguments, device, bare)
+
+    def _start(self, source: Path, arguments: dict[str, Any], device: str, bare: bool) -> None:
         self._device = device
         devices = tuple(device.split(","))
         self._source = "" if bare else str(source)
@@ -253,6 +263,18 @@ class VllmEngine:
         ranks = zip(self._device.split(","), self._gang.pids, strict=True)
         used = [gpus.used_by(device, pid) for device, pid in ranks]
         return sum(one for one in used if one is not None) if any(one is not None for one in used) else None
+
+
+@contextlib.contextmanager
+def _kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: list[str]) -> Iterator[None]:
+    """Within, every library that compiles keeps and finds its work below `root`."""
+    if root is None:
+        yield
+        return
+    known = facts("vllm", source, arguments, gpus.driver(), [gpus.architecture(one) for one in devices])
+    with Artefacts(root).starting(known.fingerprint) as place:
+        os.environ.update(environment(place))
+        yield
 
 
 def _alone(core: Any, device: str) -> "PoolBackend":
