@@ -23,6 +23,15 @@ def gpus() -> tuple[Gpu, ...]:
     return ()
 
 
+def visible(named: str | None) -> tuple[Gpu, ...]:
+    """Those of `gpus` that a value of CUDA_VISIBLE_DEVICES names, in its order; None: all."""
+    here = gpus()
+    if named is None:
+        return here
+    known = {key: one for one in here for key in (str(one.index), one.uuid)}
+    return tuple(known[name] for name in named.split(",") if name in known)
+
+
 def driver() -> str:
     """Its version; empty where there is none."""
     with contextlib.suppress(pynvml.NVMLError):

@@ -1,6 +1,7 @@
 """`bench swap`: what it costs to swap a model in and out on this machine, step by step, beside what others' swaps cost."""
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -121,7 +122,7 @@ def measure(setting: Setting, others: list[str], more: list[str], file: Path | N
 
 def _devices(shape: str, number: int) -> tuple[gpus.Gpu, ...]:
     """The GPUs to measure; none for what the Transformers engine can do without. Raises EnvironmentRefusal."""
-    here = gpus.gpus()
+    here = gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not here:
         if shape == SMALL or _is_directory(shape):
             return ()

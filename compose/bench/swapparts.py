@@ -1,6 +1,7 @@
 """The parts of a swap's measurement, one method each; each returns rows of figures. Milliseconds and bytes unless named."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,10 @@ class SwapParts:
 
     def bus(self) -> Row:
         """Bytes/s from pinned memory to the device."""
-        run = subprocess.run([sys.executable, "-c", _BUS], capture_output=True, text=True, check=True, timeout=120)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self.scene.device}
+        run = subprocess.run(
+            [sys.executable, "-c", _BUS], capture_output=True, text=True, check=True, timeout=120, env=environment
+        )
         rates = json.loads(run.stdout)
         return {"bytes_per_s": [statistics.median(rates), min(rates), max(rates)]}
 
