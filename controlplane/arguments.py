@@ -28,6 +28,12 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the configuration. Whatever an engine process is started with is."""
 
 
+FAULTS: Final = (
+    "start", "wake", "sleep", "generate_after", "keeps_mapped", "lock_hangs", "checkpoint_hangs", "checkpoint_fails",
+    "restore_hangs", "restore_fails",
+)  # fmt: skip
+"""What the fake engine, or the GPU that it pretends to hold (`gpu`), can be told to do wrong."""
+
 ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
     "transformers": {
         "max_model_len": Allowed(kind=int, low=16, high=10_000_000),
@@ -56,8 +62,9 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "kv_bytes": Allowed(kind=int, low=0, high=_TIB, is_size=True),
         "skeleton_bytes": Allowed(kind=int, low=0, high=_TIB, is_size=True),
         "max_num_seqs": Allowed(kind=int, low=1, high=100_000),
-        "fail": Allowed(kind=str, pattern="`start`, `wake`, `sleep` or `generate_after`, then `:` and a number"),
+        "fail": Allowed(kind=str, pattern=f"one of {', '.join(FAULTS)}, then `:` and a number"),
         "ignore_stop": Allowed(kind=bool),
+        "gpu": Allowed(kind=bool),
         "keep_fraction": Allowed(kind=float, low=0, high=1),
     },
 }
@@ -104,7 +111,7 @@ def _checked_text(name: str, value: str, allowed: Allowed) -> str:
         raise _invalid(name, f"argument {name!r} is {value!r}, not one of {', '.join(allowed.choices)}")
     if name == "fail":
         what, _, count = value.partition(":")
-        if what not in ("start", "wake", "sleep", "generate_after") or not (count.isdecimal() or count == value[len(what) :]):
+        if what not in FAULTS or not (count.isdecimal() or count == value[len(what) :]):
             raise _invalid(name, f"argument 'fail' is {value!r}, not {allowed.pattern}")
     return value
 

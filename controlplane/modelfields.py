@@ -17,11 +17,10 @@ _HUB: Final = re.compile(r"hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._
 _NOTE_LIMIT: Final = 200
 _ALIASES_LIMIT: Final = 32
 """With it an event about a model stays far below what NATS takes in one message."""
-_IDLE: Final = ("sleep", "saved", "cold")
+_IDLE: Final = ("sleep", "checkpoint", "saved", "cold")
 
 LATER: Final = {
     "priority": "priority classes are not in this version; take the key out: requests are served first come, first served",
-    "idle.checkpoint": "checkpoints need CUDA, which this version does not use; take the key out, or use idle.saved",
     "share.gpus": "models over several devices are not in this version; write a share of one device, at most 1",
     "engine": 'engine "vllm" is not in this version; write engine = "transformers"',
 }

@@ -4,7 +4,17 @@ from typing import Any
 
 import msgspec
 
-from controlplane.commands import AnyCommand, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportStaged, ReportUp
+from controlplane.commands import (
+    AnyCommand,
+    ReportCheckpointed,
+    ReportEnded,
+    ReportFailed,
+    ReportImageBuilt,
+    ReportSaved,
+    ReportSlept,
+    ReportStaged,
+    ReportUp,
+)
 from controlplane.events import InstanceDirected
 from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
@@ -63,8 +73,15 @@ class Reality(msgspec.Struct, kw_only=True):
         engine.rung, engine.grant, engine.cells = e.rung, None, ()
         if e.rung is Rung.SLEEP:
             return [ReportSlept(**me, pid=1, took_ms=1, bytes_used=skeleton)]
+        if e.rung is Rung.CHECKPOINT:
+            return [*self._staged(e, fleet), ReportCheckpointed(**me, pid=1, took_ms=1, host_bytes=skeleton)]
         if e.rung is Rung.SAVED:
-            return [ReportSaved(**me, image=f"img_{e.instance}", took_ms=1)]
+            configuration = fleet.instances[e.instance].configuration
+            built = ReportImageBuilt(
+                node=e.node, image=f"img_{configuration}", configuration=configuration, size_bytes=1, took_ms=1,
+                proof="same_tokens", fingerprint={},
+            )  # fmt: skip
+            return [built, ReportSaved(**me, image=built.image, took_ms=1)]
         del self.engines[e.instance]
         return [ReportEnded(**me, took_ms=1)]
 
@@ -74,15 +91,8 @@ class Reality(msgspec.Struct, kw_only=True):
             self.script.fail[model] -= 1
             del self.engines[e.instance]
             return [ReportFailed(**me, rung=engine.rung, step="start", code="start_failed", message="scripted")]
-        spec, weights = fleet.models[model].spec, f"ws_{model}_{e.revision}"
-        facts = facts_of(spec)
-        reports: list[AnyCommand] = []
-        if weights not in self.pool:
-            self.pool[weights] = facts.weight_bytes
-            staged = ReportStaged(
-                node=e.node, model=model, revision=e.revision, weight_set=weights, size_bytes=facts.weight_bytes, took_ms=1
-            )
-            reports.append(staged)
+        spec, weights = fleet.models[model].spec, _weights(e)
+        facts, reports = facts_of(spec), self._staged(e, fleet)
         engine.rung, engine.model, engine.revision = Rung.UP, model, e.revision
         engine.cells = cells_of(e, fleet) or engine.cells  # after a move: only where it went
         used = facts.weight_bytes + facts.kv_bytes + skeleton_of(spec) * spec.gpus
@@ -91,6 +101,21 @@ class Reality(msgspec.Struct, kw_only=True):
             took_ms=1, bytes_mapped=facts.weight_bytes, bytes_used=used,
         )  # fmt: skip
         return [*reports, up]
+
+    def _staged(self, e: InstanceDirected, fleet: Fleet) -> list[AnyCommand]:
+        """Its weights in the pool, if the directive names any and they are not there."""
+        if e.model is None or _weights(e) in self.pool:
+            return []
+        self.pool[_weights(e)] = size = facts_of(fleet.models[e.model].spec).weight_bytes
+        return [
+            ReportStaged(
+                node=e.node, model=e.model, revision=e.revision, weight_set=_weights(e), size_bytes=size, took_ms=1
+            )
+        ]  # fmt: skip
+
+
+def _weights(e: InstanceDirected) -> str:
+    return f"ws_{e.model}_{e.revision}"
 
 
 def cells_of(e: InstanceDirected, fleet: Fleet) -> tuple[tuple[str, int, int], ...]:

@@ -180,7 +180,8 @@ class Simulation:
     def _inspect(self, spec: ModelSpec, revision: int) -> None:
         facts = facts_of(spec)
         report = ReportModel(
-            node=NODE, model=spec.name, revision=revision, facts=facts, engine="fake", arguments={}
+            node=NODE, model=spec.name, revision=revision, facts=facts, engine="fake",
+            arguments={name: value for name, value in spec.arguments.items() if name == "gpu"},
         )  # fmt: skip
         self._after(self.script.inspect_ms, lambda: self._report(report))
 

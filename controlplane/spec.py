@@ -17,10 +17,12 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 
     sleep_ms: int | None = 300_000
     """`up` -> `sleep` after this long without a request."""
+    checkpoint_ms: int | None = None
+    """`sleep` -> `checkpoint` after this long asleep."""
     cold_ms: int | None = 1_800_000
-    """`sleep` (or `saved`) -> `cold` after this long there."""
+    """The lowest of those that are set -> `cold` after this long there."""
     saved_ms: int | None = None
-    """`sleep` -> `saved` after this long asleep."""
+    """`sleep` (or `checkpoint`) -> `saved` after this long there."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "models": ("compose.cli.models", "List, add and remove models."),
     "load": ("compose.cli.operations", "Bring a model up."),
     "sleep": ("compose.cli.operations", "Take a model off its device; its engine stays."),
+    "checkpoint": ("compose.cli.operations", "Take a model's engines off their device; their processes stay."),
     "save": ("compose.cli.operations", "Take a model's engines to disk."),
     "stop": ("compose.cli.operations", "End the engines that serve a model."),
     "images": ("compose.cli.images", "List, check and remove engines on disk."),

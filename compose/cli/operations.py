@@ -1,4 +1,4 @@
-"""`load`, `sleep`, `save`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
+"""`load`, `sleep`, `checkpoint`, `save`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
 
 import time
 from pathlib import Path
@@ -62,6 +62,9 @@ def _follow(client: Client, accepted: dict[str, Any], title: str, timeout_s: flo
 
 load = _operation("load", "Bring a model up: its engine started, its weights mapped.")
 sleep = _operation("sleep", "Take a model off its device; its engine stays, so that it comes back quickly.")
+checkpoint = _operation(
+    "checkpoint", "Take a model's engines off their device altogether: their processes stay, and come back in a second."
+)
 save = _operation("save", "Take a model's engines to disk: no process is left, and they come back in seconds.")
 stop = _operation("stop", "End the engines that serve a model, after the requests that run.")
 retry = _operation("retry", "End a model's back-off, or its rejection, and try again now.")

@@ -9,6 +9,7 @@ from controlplane.commands.node import (
     Hello,
     ImageFound,
     InstanceFound,
+    ReportCheckpointed,
     ReportDropped,
     ReportEnded,
     ReportFailed,
@@ -25,6 +26,7 @@ from controlplane.commands.node import (
 )
 from controlplane.commands.operator import (
     ApplySettings,
+    Checkpoint,
     Load,
     Move,
     PinImage,
@@ -42,10 +44,10 @@ from controlplane.commands.operator import (
 AnyCommand = (
     BeginReign | Tick | NodeSilent | NodeHeard
     | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
-    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Save | Move | Stop | Retry
+    | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Checkpoint | Save | Move | Stop | Retry
     | RemoveImage | RebuildImage | PinImage
     | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped
-    | ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed
+    | ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
     | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
 )  # fmt: skip
 
@@ -64,10 +66,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 __all__ = [
-    "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "CloseGateway", "DeviceFound", "End",
-    "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
-    "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportDropped", "ReportEnded",
-    "ReportFailed", "ReportImageBuilt", "ReportImageFailed", "ReportImageRefused", "ReportImageRemoved", "ReportModel",
-    "ReportSaved", "ReportSlept", "ReportStaged", "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel",
-    "Save", "Sleep", "Stop", "Tick",
+    "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "Checkpoint", "CloseGateway", "DeviceFound",
+    "End", "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
+    "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportCheckpointed",
+    "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt", "ReportImageFailed", "ReportImageRefused",
+    "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged", "ReportUnusable", "ReportUp",
+    "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

@@ -56,6 +56,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What images may take of the disk; 0: not said."""
     image_pins: tuple[str, ...] = ()
     """Models and configurations whose images the settings pin."""
+    no_checkpoint: str = ""
+    """Why what an engine has on a GPU can't be taken to the host here; empty: it can."""
     version: str = ""
 
 
@@ -123,6 +125,19 @@ class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     took_ms: int
     bytes_used: int
+    steps: tuple[Step, ...] = ()
+
+
+class ReportCheckpointed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Off its device, as directed."""
+
+    node: str
+    instance: str
+    directive: int
+    pid: int
+    took_ms: int
+    host_bytes: int
+    image: str | None = None
     steps: tuple[Step, ...] = ()
 
 

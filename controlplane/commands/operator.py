@@ -39,6 +39,12 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: str
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take a model's instances off their device altogether: their processes stay, on the host. Requests are drained first."""
+
+    model: str
+
+
 class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Take a model's instances to disk: no process is left, and they come back in seconds. Requests are drained first."""
 

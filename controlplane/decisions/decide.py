@@ -7,6 +7,7 @@ from controlplane.commands import (
     ApplySettings,
     BeginReign,
     CancelRequest,
+    Checkpoint,
     CloseGateway,
     EndRequests,
     Hello,
@@ -21,6 +22,7 @@ from controlplane.commands import (
     RebuildImage,
     RegisterModel,
     RemoveImage,
+    ReportCheckpointed,
     ReportDropped,
     ReportEnded,
     ReportFailed,
@@ -73,6 +75,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             lifecycle.up(draft, command)
         case ReportSlept() as command:
             lifecycle.slept(draft, command)
+        case ReportCheckpointed() as command:
+            lifecycle.checkpointed(draft, command)
         case ReportSaved() as command:
             lifecycle.saved(draft, command)
         case ReportImageBuilt() as command:
@@ -95,6 +99,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             operations.load(draft, command)
         case Sleep() as command:
             operations.sleep(draft, command)
+        case Checkpoint() as command:
+            operations.checkpoint(draft, command)
         case Save() as command:
             operations.save(draft, command)
         case Move() as command:

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterable
 
-from controlplane.commands import ReportDropped, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportStaged, ReportUp
+from controlplane.commands import (
+    ReportCheckpointed,
+    ReportDropped,
+    ReportEnded,
+    ReportFailed,
+    ReportSaved,
+    ReportSlept,
+    ReportStaged,
+    ReportUp,
+)
 from controlplane.decisions import endings, operations
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import CLIMBS, MEASURED_ANEW, back_off_ms
@@ -10,6 +19,7 @@ from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads
 from controlplane.events import (
     GrantReturned,
+    InstanceCheckpointed,
     InstanceEnded,
     InstanceFailed,
     InstanceSaved,
@@ -71,6 +81,21 @@ def slept(draft: Draft, report: ReportSlept) -> None:
     _settled(draft)
 
 
+def checkpointed(draft: Draft, report: ReportCheckpointed) -> None:
+    instance, directive = _answered(draft, report, Rung.CHECKPOINT)
+    if instance.directive_settled:
+        return
+    draft.emit(
+        InstanceCheckpointed(
+            node=report.node, instance=report.instance, directive=report.directive, pid=report.pid, took_ms=report.took_ms,
+            host_bytes=report.host_bytes, image=report.image, steps=report.steps,
+        ),
+        operation=directive.operation, because=directive.number,
+    )  # fmt: skip
+    _return_grant(draft, instance, directive.operation)
+    _settled(draft)
+
+
 def saved(draft: Draft, report: ReportSaved) -> None:
     instance, directive = _answered(draft, report, Rung.SAVED)
     if instance.directive_settled:
@@ -112,7 +137,7 @@ def failed(draft: Draft, report: ReportFailed) -> None:
         raise _stale(report)
     lose(draft, instance, step=report.step, code=report.code, message=report.message)
     asked = draft.fleet.operations.get(directive.operation or "")
-    if asked is not None and asked.kind in ("save", "move"):
+    if asked is not None and asked.kind in ("checkpoint", "save", "move"):
         fail(draft, asked, report.code, report.message)  # for a sleep or a stop, gone is good enough
     if directive.rung is Rung.UP and not instance.directive_settled and directive.model is not None:
         set_back(
@@ -173,7 +198,9 @@ def dropped(draft: Draft, report: ReportDropped) -> None:
     advance(draft)
 
 
-def _answered(draft: Draft, report: ReportUp | ReportSlept | ReportSaved, rung: Rung) -> tuple[Instance, Directive]:
+def _answered(
+    draft: Draft, report: ReportUp | ReportSlept | ReportCheckpointed | ReportSaved, rung: Rung
+) -> tuple[Instance, Directive]:
     """The instance and the directive that the report answers. Raises Refused (STALE) when that is not its last one."""
     instance = draft.fleet.instances.get(report.instance)
     directive = instance.directive if instance else None
@@ -184,7 +211,7 @@ def _answered(draft: Draft, report: ReportUp | ReportSlept | ReportSaved, rung: 
     return instance, directive
 
 
-def _stale(report: ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed) -> Refused:
+def _stale(report: ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed) -> Refused:
     message = f"directive {report.directive} of {report.instance} has been superseded, or the instance is gone"
     return Refused(Code.STALE, message, instance=report.instance, directive=report.directive)
 

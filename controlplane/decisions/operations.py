@@ -1,14 +1,15 @@
 """What operators ask for: load, sleep, save, stop, retry. Each is an operation until the state is as asked, or can't be."""
 
 from controlplane import ids
-from controlplane.commands import Load, Retry, Save, Sleep, Stop
-from controlplane.decisions import images, moves, standing
+from controlplane.commands import Checkpoint, Load, Retry, Save, Sleep, Stop
+from controlplane.decisions import checkpoints, images, moves, standing
 from controlplane.decisions.admission import check_servable, known
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads, succeed
 from controlplane.events import InstanceDirected, ModelCleared, OperationRequested
 from controlplane.fleet.members import Instance, Operation
+from controlplane.fleet.reach import NO_CUDA, holds_gpu, no_checkpoint, without_gpu
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
@@ -29,6 +30,17 @@ def load(draft: Draft, command: Load) -> None:
 def sleep(draft: Draft, command: Sleep) -> None:
     """Down to the skeleton: running requests are drained by the worker, new ones wait and bring the model up again."""
     _descend(draft, command.model, "sleep", "was not up")
+
+
+def checkpoint(draft: Draft, command: Checkpoint) -> None:
+    """Off the device altogether: the process stays on the host, and comes back from there."""
+    model = known(draft.fleet, command.model)
+    if not holds_gpu(model.spec.engine, model.spec.arguments):
+        raise Refused(Code.NOT_AVAILABLE, without_gpu(model.spec.engine), reason=NO_CUDA, model=model.model)
+    for instance in draft.fleet.instances.values():
+        if instance.model == model.model and (why := no_checkpoint(draft.fleet, instance)) is not None:
+            raise Refused(Code.NOT_AVAILABLE, why, reason=NO_CUDA, instance=instance.instance)
+    _descend(draft, command.model, "checkpoint", "nothing of it was on a device")
 
 
 def save(draft: Draft, command: Save) -> None:
@@ -60,7 +72,7 @@ def retry(draft: Draft, command: Retry) -> None:
 def pursue(draft: Draft) -> None:
     """Direct what open sleeps, saves and stops still have to direct, and end those that have what they asked for."""
     for operation in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
-        if operation.kind not in ("sleep", "save", "stop"):
+        if operation.kind not in ("sleep", "checkpoint", "save", "stop"):
             continue
         open_still = False
         for instance in list(draft.fleet.instances.values()):
@@ -90,6 +102,8 @@ def concerned(instance: Instance, operation: Operation) -> bool:
         case "stop":
             return True
         case "save":
+            return instance.rung in (Rung.UP, Rung.SLEEP, Rung.CHECKPOINT)
+        case "checkpoint":
             return instance.rung in (Rung.UP, Rung.SLEEP)
         case _:
             return instance.rung is Rung.UP
@@ -104,6 +118,9 @@ def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
     if operation.kind == "save":
         images.save(draft, instance, "operator", operation=operation.operation, because=operation.order)
         return  # if there is no place for it now, the next tick asks again
+    if operation.kind == "checkpoint":
+        checkpoints.direct(draft, instance, "operator", operation=operation.operation, because=operation.order)
+        return
     rung = Rung.COLD if stopping else Rung.SLEEP
     draft.emit(
         InstanceDirected(

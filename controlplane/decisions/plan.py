@@ -2,7 +2,8 @@
 
 1. A sleeping skeleton of its configuration, with a free slot on the device where it sleeps.
 2. An idle instance of its configuration that serves another model: it keeps its grant and switches.
-3. A saved skeleton of its configuration, into a free slot of any device of its node.
+3. A skeleton of its configuration that is off its device: at `checkpoint`, on the device where it was if that has a free slot,
+   else on any of its node; or saved, likewise, or on its way from there.
 4. A new instance in a free slot.
 5. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
    recently used first; else the block that is likely to be free first, to wait for.
@@ -62,16 +63,17 @@ def _switch(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], boar
 
 def _restore(fleet: Fleet, model: Model, sizes: dict[str, int], board: Board) -> Plan | None:
     assert model.facts is not None
-    saved = [
-        i for i in sorted(fleet.instances.values(), key=lambda i: (i.since_ms, i.instance))
-        if i.rung is Rung.SAVED and i.configuration == model.facts.configuration and standing.idle(fleet, i)
-        and i.instance not in board.kept
+    away = [
+        i for i in fleet.instances.values()
+        if i.rung in (Rung.CHECKPOINT, Rung.SAVED) and i.configuration == model.facts.configuration
+        and (standing.idle(fleet, i) or (standing.rising(i) and standing.heard(fleet, i.node))) and i.instance not in board.kept
     ]  # fmt: skip
-    nodes = {i.node for i in saved}
-    slot = place(fleet, {d: count for d, count in sizes.items() if fleet.devices[d].node in nodes}, board.reserved)
-    if slot is None:
-        return None
-    return Plan(slot=slot, instance=next(i.instance for i in saved if i.node == fleet.devices[slot.device].node))
+    for instance in sorted(away, key=lambda i: (-i.rung.height, not standing.rising(i), i.since_ms, i.instance)):
+        at_home = {instance.device: sizes[instance.device]} if instance.device in sizes else {}
+        anywhere = {d: count for d, count in sizes.items() if fleet.devices[d].node == instance.node}
+        if slot := place(fleet, at_home, board.reserved) or place(fleet, anywhere, board.reserved):
+            return Plan(slot=slot, instance=instance.instance)
+    return None
 
 
 def _create(fleet: Fleet, sizes: dict[str, int], board: Board) -> Plan | None:

@@ -13,6 +13,7 @@ from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import device_bytes, held_bytes, on
 from controlplane.events import InstanceDirected, WeightsDismissed
 from controlplane.fleet.members import Instance, Model, WeightSet
+from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.fleet.weights import parts
 from controlplane.rungs import Rung
@@ -49,7 +50,8 @@ def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Aske
     for sleeper in _sleepers(fleet, others, board):
         if missing <= 0:
             break
-        direct_away(draft, sleeper, Rung.COLD, model.model, asked.operation)
+        lower = Rung.COLD if no_checkpoint(fleet, sleeper) else Rung.CHECKPOINT
+        direct_away(draft, sleeper, lower, model.model, asked.operation)
         missing -= held_bytes(fleet, sleeper, device.device)
         told += 1
     if not going and not told and not (told := _evict(draft, others, missing, model.model, asked)):
@@ -92,6 +94,18 @@ def direct_away(draft: Draft, instance: Instance, rung: Rung, victim_of: str, op
         ),
         operation=operation,
     )
+
+
+def pool_has_room(fleet: Fleet, model: Model, node: str, board: Board) -> bool:
+    """Whether the model's weights are in the node's pool, or fit there beside all that is or is promised."""
+    assert model.facts is not None
+    sets = [w for w in fleet.weights.values() if w.node == node]
+    mine = next((w for w in sets if (model.model, model.revision) in w.models), None)
+    if mine is not None:
+        return not mine.dismissed
+    claimed = board.pool_claims.get(node, 0) + _staging(fleet, node, sets)
+    there = model.facts.weight_bytes + claimed + sum(w.size_bytes for w in sets)
+    return there <= fleet.nodes[node].pool_budget_bytes
 
 
 def in_pool(draft: Draft, model: Model, node: str, board: Board, asked: Asked) -> str | None:
@@ -138,6 +152,8 @@ def in_use(fleet: Fleet, weights: WeightSet) -> bool:
             continue
         if directive.rung is Rung.UP or (directive.rung is Rung.SAVED and not instance.directive_settled):
             return True  # on its way up, or to be woken once more as the proof of its image
+        if directive.rung is Rung.CHECKPOINT and directive.model in fleet.waiting:
+            return True  # it waits for a place, and these with it
     return False
 
 
@@ -149,6 +165,7 @@ def _staging(fleet: Fleet, node: str, sets: list[WeightSet]) -> int:
         directive = instance.directive
         if instance.node != node or directive is None or directive.model is None or instance.directive_settled:
             continue
-        if directive.rung is Rung.UP and (directive.model, directive.revision) not in staged:
+        climbs = directive.rung in (Rung.UP, Rung.CHECKPOINT)
+        if climbs and (directive.model, directive.revision) not in staged:
             promised[directive.model, directive.revision] = directive.pool_bytes
     return sum(promised.values())

@@ -10,7 +10,7 @@ from bisect import bisect_left
 import msgspec
 
 from controlplane import ids
-from controlplane.decisions import room, standing
+from controlplane.decisions import foothold, room, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
@@ -142,6 +142,7 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
     if found.ready:
         return _start(draft, want, model, found, board)
     reason = _occupied(fleet, found)
+    foothold.prepare(draft, model, found, board, want.operation)
     for victim in found.victims:
         room.direct_away(draft, fleet.instances[victim], Rung.SLEEP, want.model, want.operation)
     if overdue:

@@ -47,14 +47,14 @@ def climbing(fleet: Fleet, model: Model) -> Instance | None:
 
 
 def returning(fleet: Fleet, model: Model) -> Instance | None:
-    """The instance that served the model and is on its way to `sleep`: it is not turned round halfway, but waited for.
+    """The instance that served the model and is on its way to `sleep` or `checkpoint`: waited for, not turned round halfway.
 
     A sleeper that has its image made anew will sleep again, too, in a few seconds.
     """
     for instance in fleet.instances.values():
         directive = instance.directive
         current = model.facts is not None and instance.configuration == model.facts.configuration
-        if directive is None or directive.rung is not Rung.SLEEP or not current:
+        if directive is None or directive.rung not in (Rung.SLEEP, Rung.CHECKPOINT) or not current:
             continue
         mine = instance.model == model.model if instance.rung is Rung.UP else directive.code == REBUILD
         if mine and leaving(instance) and heard(fleet, instance.node):
@@ -64,14 +64,21 @@ def returning(fleet: Fleet, model: Model) -> Instance | None:
 
 def leaving(instance: Instance) -> bool:
     """Directed below `up` and not there yet: what it holds counts as promised to be free."""
-    return instance.directive is not None and instance.directive.rung is not Rung.UP and not instance.directive_settled
+    below = instance.directive is not None and instance.directive.rung is not Rung.UP and not rising(instance)
+    return below and not instance.directive_settled
+
+
+def rising(instance: Instance) -> bool:
+    """On its way from the disk to `checkpoint`, where it will wait for a place. It may be told to go on to `up` at any time."""
+    directive = instance.directive
+    return directive is not None and directive.rung is Rung.CHECKPOINT and instance.rung is Rung.SAVED
 
 
 def idle(fleet: Fleet, instance: Instance) -> bool:
-    """`up`, asleep or saved as directed, nobody's request on it, leased to none, and its worker can be told."""
+    """`up`, asleep, checkpointed or saved as directed, nobody's request on it, leased to none, and its worker can be told."""
     return (
         instance.directive_settled
-        and instance.rung in (Rung.UP, Rung.SLEEP, Rung.SAVED)
+        and instance.rung in (Rung.UP, Rung.SLEEP, Rung.CHECKPOINT, Rung.SAVED)
         and not instance.running
         and not instance.leased_to
         and heard(fleet, instance.node)

@@ -1,6 +1,6 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
-from controlplane.decisions import endings, images, operations, standing
+from controlplane.decisions import checkpoints, endings, images, operations, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
 from controlplane.decisions.room import in_use
@@ -8,6 +8,7 @@ from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads
 from controlplane.events import InstanceDirected, InstanceOverdue, WeightsDismissed
 from controlplane.fleet.members import Instance
+from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
@@ -54,7 +55,8 @@ def _deadlines(draft: Draft) -> None:
 
 
 def _idle(draft: Draft) -> None:
-    """`up` -> `sleep` -> `saved` (where a model asks for it, and it is possible) -> `cold`, each after its own limit.
+    """`up` -> `sleep` -> `checkpoint` -> `saved` (where a model asks for them, and they are possible) -> `cold`, each after its
+    own limit.
 
     The limits are those of the model it served last.
     """
@@ -67,7 +69,10 @@ def _idle(draft: Draft) -> None:
             quiet = draft.now - max(instance.idle_since_ms, instance.since_ms)
             if limits.sleep_ms is not None and quiet >= limits.sleep_ms and standing.evictable(draft.fleet, instance):
                 _direct(draft, instance, Rung.SLEEP, "idle")
-        elif instance.rung is Rung.SLEEP and limits.saved_ms is not None and images.hindrance(draft.fleet, instance) is None:
+        elif instance.rung is Rung.SLEEP and limits.checkpoint_ms is not None and not no_checkpoint(draft.fleet, instance):
+            if draft.now - instance.since_ms >= limits.checkpoint_ms:
+                checkpoints.direct(draft, instance, "idle")
+        elif instance.rung is not Rung.SAVED and limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
             if draft.now - instance.since_ms >= limits.saved_ms:
                 images.save(draft, instance, "idle")
         elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:

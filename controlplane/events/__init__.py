@@ -6,6 +6,7 @@ from controlplane.events.image import ImageBuilt, ImageDismissed, ImageFailed, I
 from controlplane.events.instance import (
     GrantGiven,
     GrantReturned,
+    InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
@@ -49,8 +50,9 @@ AnyEvent = (
     | ConfigurationFound | SkeletonMeasured
     | WeightsStaged | WeightsDismissed | WeightsDropped
     | GrantGiven | GrantReturned
-    | InstanceCreated | InstanceDirected | InstanceUp | InstanceSlept | InstanceSaved | InstanceEnded | InstanceFailed
-    | InstanceOverdue | ImageBuilt | ImageRefused | ImageFailed | ImageDismissed | ImagePinned | ImageRemoved
+    | InstanceCreated | InstanceDirected | InstanceUp | InstanceSlept | InstanceCheckpointed | InstanceSaved
+    | InstanceEnded | InstanceFailed | InstanceOverdue
+    | ImageBuilt | ImageRefused | ImageFailed | ImageDismissed | ImagePinned | ImageRemoved
     | RequestAccepted | RequestQueued | RequestRouted | RequestInterrupted
     | RequestFinished | RequestFailed | RequestCancelled
     | OperationRequested | OperationSucceeded | OperationFailed
@@ -60,12 +62,11 @@ BY_NAME: Final[dict[str, type[AnyEvent]]] = {kind.__name__: kind for kind in get
 
 __all__ = [
     "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "GatewayClosed",
-    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageDismissed", "ImageFailed",
-    "ImagePinned", "ImageRefused", "ImageRemoved", "InstanceCreated", "InstanceDirected", "InstanceEnded",
+    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageDismissed", "ImageFailed", "ImagePinned",
+    "ImageRefused", "ImageRemoved", "InstanceCheckpointed", "InstanceCreated", "InstanceDirected", "InstanceEnded",
     "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
-    "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent",
-    "NodeHeardAgain", "NodeJoined", "OperationFailed", "OperationRequested", "OperationSucceeded", "ReignBegan",
-    "RequestAccepted", "RequestCancelled", "RequestFailed", "RequestFinished", "RequestInterrupted", "RequestQueued",
-    "RequestRouted", "Revision", "SettingsApplied", "SkeletonMeasured", "Step", "WeightsDismissed", "WeightsDropped",
-    "WeightsStaged",
+    "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent", "NodeHeardAgain",
+    "NodeJoined", "OperationFailed", "OperationRequested", "OperationSucceeded", "ReignBegan", "RequestAccepted",
+    "RequestCancelled", "RequestFailed", "RequestFinished", "RequestInterrupted", "RequestQueued", "RequestRouted",
+    "Revision", "SettingsApplied", "SkeletonMeasured", "Step", "WeightsDismissed", "WeightsDropped", "WeightsStaged",
 ]  # fmt: skip

@@ -109,6 +109,22 @@ class InstanceSlept(Event, frozen=True, kw_only=True):
     steps: tuple[Step, ...] = ()
 
 
+class InstanceCheckpointed(Event, frozen=True, kw_only=True):
+    """The process is on the CPU alone, parked: nothing of it is on a device. It is restored or killed, nothing else."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
+    directive: int
+    pid: int
+    took_ms: int
+    host_bytes: int
+    """Memory of the host that it takes, what was on the device included."""
+    image: str | None = None
+    """The image that it was restored from: it has come up from `saved`, to wait for a place."""
+    steps: tuple[Step, ...] = ()
+
+
 class InstanceSaved(Event, frozen=True, kw_only=True):
     """No process is left; the skeleton is on the node's disk, and comes back from there."""
 

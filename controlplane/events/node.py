@@ -20,6 +20,8 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """What images may take of the disk; 0: not said."""
     image_pins: tuple[str, ...] = ()
     """Models and configurations whose images its settings pin."""
+    no_checkpoint: str = ""
+    """Why what an engine has on a GPU can't be taken to the host there; empty: it can."""
 
 
 class NodeFellSilent(Event, frozen=True, kw_only=True):

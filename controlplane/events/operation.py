@@ -7,7 +7,7 @@ class OperationRequested(Event, frozen=True, kw_only=True):
     AGGREGATE, KEY = "operation", "operation"
     operation: str
     kind: str
-    """`load`, `sleep`, `save`, `stop`, `retry` or `move`."""
+    """`load`, `sleep`, `checkpoint`, `save`, `stop`, `retry` or `move`."""
     model: str | None = None
     instance: str | None = None
     device: str | None = None

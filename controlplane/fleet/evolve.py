@@ -20,6 +20,7 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
@@ -84,7 +85,7 @@ def evolve(fleet: Fleet, recorded: Recorded) -> Fleet:
     return replace(changed, position=recorded.position, versions=versions)
 
 
-def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
+def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one case per event
     """Hand the event to what it is about; the frequent ones come first, as cases are tried in order."""
     at, position = recorded.at_ms, recorded.position
     match recorded.event:
@@ -110,6 +111,8 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:
             return instances.up(fleet, e, at)
         case InstanceSlept() as e:
             return instances.slept(fleet, e, at)
+        case InstanceCheckpointed() as e:
+            return instances.checkpointed(fleet, e, at)
         case InstanceSaved() as e:
             return instances.saved(fleet, e, at)
         case InstanceEnded() | InstanceFailed() as e:

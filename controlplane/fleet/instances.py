@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from controlplane.envelope import Recorded
 from controlplane.events import (
+    InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
@@ -47,7 +48,7 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
         since_ms=known.since_ms if again else at, served=known.served if again else 0,
         idle_since_ms=known.idle_since_ms if again else at, revision=e.revision,
         weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
-        image=e.image or known.image,
+        host_bytes=0, image=e.image or known.image,
     )  # fmt: skip
     if e.grant == known.moving_to and (grant := fleet.grants.get(e.grant)) is not None:
         risen = changed(risen, e.instance, grant=e.grant, device=grant.device, moving_to=None)
@@ -57,15 +58,35 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
 def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
     left = requests.stranded(fleet, fleet.instances[e.instance], at)
     return changed(
-        left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used, weight_set=None
+        left,
+        e.instance,
+        rung=Rung.SLEEP,
+        since_ms=at,
+        pid=e.pid,
+        bytes_mapped=0,
+        bytes_used=e.bytes_used,
+        host_bytes=0,
+        weight_set=None,
     )
+
+
+def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
+    known = fleet.instances[e.instance]
+    left = requests.stranded(fleet, known, at)
+    return images.used(
+        changed(
+            left, e.instance, rung=Rung.CHECKPOINT, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=0,
+            host_bytes=e.host_bytes, weight_set=None, image=e.image or known.image,
+        ),
+        e.image, at,
+    )  # fmt: skip
 
 
 def saved(fleet: Fleet, e: InstanceSaved, at: int) -> Fleet:
     left = requests.stranded(fleet, fleet.instances[e.instance], at)
     return changed(
         left, e.instance, rung=Rung.SAVED, since_ms=at, image=e.image, pid=None, endpoint=None, device=None, ranks=(),
-        bytes_mapped=0, bytes_used=0, weight_set=None,
+        bytes_mapped=0, bytes_used=0, host_bytes=0, weight_set=None,
     )  # fmt: skip
 
 

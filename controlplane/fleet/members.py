@@ -29,6 +29,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """What images may take of its disk; 0: not said."""
     image_pins: tuple[str, ...] = ()
     """Models and configurations whose images its settings pin."""
+    no_checkpoint: str = ""
+    """Why what an engine has on a GPU can't be taken to the host there; empty: it can."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +147,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     grant: int | None = None
     """Number of the grant it holds."""
     device: str | None = None
-    """Where its skeleton is: the device of its last grant. Asleep it can be woken there only."""
+    """Where its skeleton is: the device of its last grant. Asleep it can be woken there only; at `checkpoint` it was there."""
     ranks: tuple[str, ...] = ()
     """Of a gang: its devices, in order of rank, `device` the first; empty: there is one."""
     gang: tuple[int, ...] = ()
@@ -166,6 +168,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """Requests for which it climbed and that have not ended: while there are any, it is no victim."""
     bytes_mapped: int = 0
     bytes_used: int = 0
+    host_bytes: int = 0
+    """At `checkpoint`: memory of the host that the whole skeleton takes. Nothing of it is on a device then."""
     health: Health = Health.OK
 
     @property
@@ -183,7 +187,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def activity(self) -> Activity:
         if self.directive is None or self.directive_settled:
             return Activity.SETTLED
-        return Activity.CLIMBING if self.directive.rung is Rung.UP else Activity.DESCENDING
+        climbs = self.directive.rung is Rung.UP or self.directive.rung.height > self.rung.height
+        return Activity.CLIMBING if climbs else Activity.DESCENDING
 
     @property
     def directive_settled(self) -> bool:

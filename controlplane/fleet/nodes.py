@@ -10,7 +10,7 @@ from controlplane.fleet.state import Fleet
 def joined(fleet: Fleet, e: NodeJoined) -> Fleet:
     node = Node(
         node=e.node, address=e.address, incarnation=e.incarnation, boot=e.boot,
-        pool_budget_bytes=e.pool_budget_bytes, version=e.version, no_images=e.no_images,
+        pool_budget_bytes=e.pool_budget_bytes, version=e.version, no_images=e.no_images, no_checkpoint=e.no_checkpoint,
         image_quota_bytes=e.image_quota_bytes, image_pins=e.image_pins,
     )  # fmt: skip
     return replace(fleet, nodes=fleet.nodes.set(e.node, node))

@@ -19,7 +19,7 @@ from controlplane.fleet.members import (
     WeightSet,
 )
 
-EVOLVE_VERSION = 4
+EVOLVE_VERSION = 5
 """Bumped whenever `evolve` or a record changes meaning: snapshots of another version are ignored and rebuilt."""
 
 

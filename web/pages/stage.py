@@ -8,7 +8,7 @@ import structlog
 
 from controlplane import ids
 from controlplane.answer import Answer
-from controlplane.commands import AnyCommand, Load, Order, Retry, Save, Sleep, Stop
+from controlplane.commands import AnyCommand, Checkpoint, Load, Order, Retry, Save, Sleep, Stop
 from controlplane.events import BY_NAME
 from controlplane.refusal import Code, Refused
 from controlplane.subjects import COMMAND_OPERATOR
@@ -21,8 +21,8 @@ from web.views.recent import ENDED_KEPT, OTHERS_KEPT, REQUEST_EVENTS_KEPT
 
 _log = structlog.get_logger(__name__)
 
-VERBS: dict[str, type[Load | Sleep | Save | Stop | Retry]] = {
-    "load": Load, "sleep": Sleep, "save": Save, "stop": Stop, "retry": Retry,
+VERBS: dict[str, type[Load | Sleep | Checkpoint | Save | Stop | Retry]] = {
+    "load": Load, "sleep": Sleep, "checkpoint": Checkpoint, "save": Save, "stop": Stop, "retry": Retry,
 }  # fmt: skip
 OTHER_TYPES = tuple(name for name, event in BY_NAME.items() if event.AGGREGATE != "request")
 

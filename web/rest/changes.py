@@ -6,8 +6,18 @@ from typing import Annotated, Any
 from litestar import Request, Response, delete, post, put
 from litestar.params import Body, FromPath, HeaderParameter
 
-from controlplane.commands import AnyCommand, Load, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop
-from controlplane.refusal import Code, Refused
+from controlplane.commands import (
+    AnyCommand,
+    Checkpoint,
+    Load,
+    RegisterModel,
+    RetireModel,
+    Retry,
+    ReviseModel,
+    Save,
+    Sleep,
+    Stop,
+)
 from controlplane.settings import spec_from_fields
 from web.errors import ApiError
 from web.rest.asking import Accepted, Changed, answered, command
@@ -49,8 +59,7 @@ async def sleep(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
 
 @post("/models/{name:str}/checkpoint", status_code=202, summary="Take a model's skeletons off their GPU: needs CUDA")
 async def checkpoint(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
-    message = "a checkpoint takes a skeleton off a GPU, and no device here has CUDA; use sleep or save"
-    raise Refused(Code.NOT_AVAILABLE, message, model=name[:100], reason="no_cuda")
+    return await _operate(request, Checkpoint(model=name))
 
 
 @post("/models/{name:str}/save", status_code=202, summary="Take a model's instances to disk: no process is left")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controlplane.fleet import Fleet, Instance, Model
+from controlplane.fleet.reach import no_checkpoint
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from web.views.figures import share, size
@@ -149,15 +150,30 @@ def _actions(fleet: Fleet, model: Model, state: State, own: list[Instance]) -> t
     return (
         Action(verb="load", label="Load", why_not=load, operation=pending.get("load")),
         Action(verb="sleep", label="Sleep", why_not="" if is_up else "it is not up", operation=pending.get("sleep")),
+        Action(
+            verb="checkpoint",
+            label="Checkpoint",
+            why_not=_why_not_checkpointed(fleet, own),
+            operation=pending.get("checkpoint"),
+        ),
         Action(verb="save", label="Save", why_not=_why_not_saved(fleet, own), operation=pending.get("save")),
         Action(verb="stop", label="Stop", why_not="" if own else "it has no process", operation=pending.get("stop")),
         Action(verb="retry", label="Retry", why_not="" if blocked else "nothing has failed", operation=pending.get("retry")),
     )
 
 
+def _why_not_checkpointed(fleet: Fleet, own: list[Instance]) -> str:
+    """Why no instance of a model can be taken off its device; empty: one can."""
+    there = [i for i in own if i.rung in (Rung.UP, Rung.SLEEP)]
+    if not there:
+        return "nothing of it is on a device"
+    reasons = [why for i in there if (why := no_checkpoint(fleet, i)) is not None]
+    return f"not possible here: {min(reasons)}" if len(reasons) == len(there) else ""
+
+
 def _why_not_saved(fleet: Fleet, own: list[Instance]) -> str:
     """Why no instance of a model can be taken to disk; empty: one can."""
-    there = [i for i in own if i.rung in (Rung.UP, Rung.SLEEP)]
+    there = [i for i in own if i.rung in (Rung.UP, Rung.SLEEP, Rung.CHECKPOINT)]
     if not there:
         return "no skeleton of it is there"
     reasons = {fleet.nodes[i.node].no_images for i in there if i.node in fleet.nodes}

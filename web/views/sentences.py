@@ -17,6 +17,7 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
@@ -93,6 +94,9 @@ def _of_instances(event: AnyEvent) -> str:
             return f"serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
         case InstanceSlept() as e:
             return f"asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
+        case InstanceCheckpointed() as e:
+            source = f" from {short(e.image)}" if e.image else ""
+            return f"off its device{source} after {span(e.took_ms)}, {size(e.host_bytes)} of the host"
         case InstanceSaved() as e:
             return f"saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
         case InstanceEnded() as e:
@@ -186,7 +190,8 @@ def _of_the_plane(event: AnyEvent) -> str:
         case (
             RequestAccepted() | RequestQueued() | RequestRouted() | RequestInterrupted() | RequestFinished() | RequestFailed()
             | RequestCancelled() | GrantGiven() | GrantReturned() | InstanceCreated() | InstanceDirected() | InstanceUp()
-            | InstanceSlept() | InstanceSaved() | InstanceEnded() | InstanceFailed() | InstanceOverdue() | OperationRequested()
+            | InstanceSlept() | InstanceCheckpointed() | InstanceSaved()
+            | InstanceEnded() | InstanceFailed() | InstanceOverdue() | OperationRequested()
             | OperationSucceeded() | OperationFailed() | ModelRegistered() | ModelRevised() | ModelRetired() | ModelInspected()
             | ModelRejected() | ModelSetBack() | ModelCleared() | ConfigurationFound() | SkeletonMeasured() | WeightsStaged()
             | WeightsDismissed() | WeightsDropped() | ImageBuilt() | ImageRefused() | ImageFailed() | ImageRemoved()

@@ -13,6 +13,7 @@ from web.views.figures import percent, size
 CAUSES = {
     "request": "for a request", "load": "on request of an operator", "idle": "idle for long enough", "evicted": "makes room",
     "operator": "on request of an operator", "retired": "its model is retired", "failed": "after a failure",
+    "waiting": "waits for a place",
 }  # fmt: skip
 """Directive code -> why, as it reads after a colon."""
 
@@ -95,9 +96,11 @@ def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) ->
         progress = reported(beats, instance.node, f"model:{directive.model}")
     why = f"makes room for {directive.victim_of}" if directive.victim_of else CAUSES.get(directive.code, directive.code)
     if instance.activity is Activity.CLIMBING:
-        start = {Rung.COLD: "starting", Rung.UP: "switching"}.get(instance.rung, "waking")
+        start = {Rung.COLD: "starting", Rung.UP: "switching", Rung.SAVED: "restoring"}.get(instance.rung, "waking")
         return Standing(tone="climb", words=start, since_ms=directive.at_ms, why=why, progress=progress, overdue=overdue)
-    words = "stopping" if directive.rung is Rung.COLD else "going to sleep"
+    words = {Rung.COLD: "stopping", Rung.CHECKPOINT: "leaving its device", Rung.SAVED: "going to disk"}.get(
+        directive.rung, "going to sleep"
+    )
     return Standing(tone="descend", words=words, since_ms=directive.at_ms, why=why, progress=progress, overdue=overdue)
 
 

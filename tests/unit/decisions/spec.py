@@ -14,6 +14,7 @@ from controlplane.commands import (
     OpenGateway,
     Order,
     RegisterModel,
+    ReportCheckpointed,
     ReportModel,
     ReportSlept,
     ReportUp,
@@ -123,6 +124,14 @@ class Story:
         number, e = self.directive(instance)
         return ReportSlept(node=e.node, instance=instance, directive=number, pid=1, took_ms=1, bytes_used=bytes_used)
 
+    def report_checkpointed(self, instance: str, *, host_bytes: int = 7, after_ms: int = 0, **more: Any) -> "Story":
+        number, e = self.directive(instance)
+        assert e.rung is Rung.CHECKPOINT
+        report = ReportCheckpointed(
+            node=e.node, instance=instance, directive=number, pid=1, took_ms=1, host_bytes=host_bytes, **more
+        )
+        return self.when(report, after_ms=after_ms)
+
     def bring_up(self, model: str) -> "Story":
         """Load it, and let the worker succeed."""
         return self.when(Load(model=model)).report_up(model)
@@ -143,9 +152,11 @@ def hello(*, devices: int = 1, pool_bytes: int = 10_000, device_bytes: int = DEV
     return Hello(node="n1", address="127.0.0.1", boot="boot", pool_budget_bytes=pool_bytes, devices=found, **fields)
 
 
-def spec(name: str, *, size: int = DEVICE, source: str = "", idle: Idle | None = None, **more: Any) -> ModelSpec:
+def spec(
+    name: str, *, size: int = DEVICE, source: str = "", idle: Idle | None = None, gpu: bool = False, **more: Any
+) -> ModelSpec:
     """A model that takes `size` bytes; with the same `source`, of the same configuration."""
-    arguments: dict[str, Any] = {"weight_bytes": size, "skeleton_bytes": 0}
+    arguments: dict[str, Any] = {"weight_bytes": size, "skeleton_bytes": 0} | ({"gpu": True} if gpu else {})
     return ModelSpec(
         name=name, source=f"fake:{source or name}", engine="fake", arguments=arguments, idle=idle or Idle(), **more
     )
@@ -159,7 +170,8 @@ def facts(model: ModelSpec) -> ModelFacts:
 
 
 def inspected(model: ModelSpec, revision: int = 1) -> ReportModel:
-    return ReportModel(node="n1", model=model.name, revision=revision, facts=facts(model), engine="fake", arguments={})
+    gpu = {name: value for name, value in model.arguments.items() if name == "gpu"}
+    return ReportModel(node="n1", model=model.name, revision=revision, facts=facts(model), engine="fake", arguments=gpu)
 
 
 def with_models(story: Story, *models: ModelSpec) -> Story:

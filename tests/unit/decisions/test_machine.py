@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from controlplane.commands import (
     CancelRequest,
+    Checkpoint,
     CloseGateway,
     End,
     EndRequests,
@@ -24,6 +25,7 @@ from controlplane.commands import (
     RetireModel,
     Retry,
     ReviseModel,
+    Save,
     Sleep,
     Stop,
 )
@@ -52,13 +54,15 @@ def spec(name: str, **more: Any) -> ModelSpec:
     source, cells = MODELS[name]
     gpus = max(1, cells // 8)
     arguments: dict[str, Any] = {"weight_bytes": DEVICE_BYTES * cells // 8 - SKELETON * gpus, "skeleton_bytes": SKELETON}
+    if name in ("base", "tuned", "half"):
+        arguments["gpu"] = True
     return ModelSpec(
         name=name,
         source=source,
         engine="fake",
         arguments=arguments,
         gpus=gpus,
-        idle=Idle(sleep_ms=2_000, cold_ms=5_000),
+        idle=Idle(sleep_ms=2_000, checkpoint_ms=1_500, saved_ms=3_000 if name == "half" else None, cold_ms=5_000),
         **more,
     )
 
@@ -80,6 +84,7 @@ def check(fleet: Fleet) -> None:
     for instance in fleet.instances.values():
         assert not instance.running or instance.grant in fleet.grants, "I3: requests run without a grant"
         assert instance.leased_to <= set(fleet.requests), "leased to nobody"
+        assert instance.rung is not Rung.CHECKPOINT or not instance.bytes_used, "off its device, and has bytes there"
         assert instance.running == sum(
             r.instance == instance.instance and r.lost_ms is None for r in fleet.requests.values()
         )  # fmt: skip
@@ -148,8 +153,8 @@ class Fleets(RuleBasedStateMachine):
             end = EndRequests(ends=(End(request=request, outcome="cancelled"),))
             self._send(CancelRequest(request=request) if by_operator else end)
 
-    @rule(model=models, kind=st.sampled_from([Load, Sleep, Stop, Retry]))
-    def operate(self, model: str, kind: type[Load | Sleep | Stop | Retry]) -> None:
+    @rule(model=models, kind=st.sampled_from([Load, Sleep, Checkpoint, Save, Stop, Retry]))
+    def operate(self, model: str, kind: type[Load | Sleep | Checkpoint | Save | Stop | Retry]) -> None:
         self._send(kind(model=model))
 
     @rule(model=models, device=st.integers(0, 2))

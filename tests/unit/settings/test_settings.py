@@ -91,7 +91,6 @@ def test_an_error_names_file_line_key_and_cure(old: str, new: str, line: int, ke
     [
         ('share = "1/2"', "priority = 0", 15, "priority"),
         ('share = "1/2"', "share = { gpus = 2 }", 15, "share.gpus"),
-        ('cold = "never"', 'checkpoint = "5m"', 16, "idle.checkpoint"),
         ('engine = "fake"', 'engine = "vllm"', 13, "engine"),
     ],
 )
@@ -105,6 +104,11 @@ def test_what_a_later_version_brings_is_refused_by_name(old: str, new: str, line
 def test_the_time_after_which_a_sleeper_is_saved_is_a_setting() -> None:
     (model, *_) = parse(GOOD.replace('cold = "never"', 'saved = "5m"')).models
     assert model.idle.saved_ms == 300_000
+
+
+def test_the_time_after_which_a_sleeper_leaves_its_device_is_a_setting() -> None:
+    (model, *_) = parse(GOOD.replace('cold = "never"', 'checkpoint = "30m", saved = "4h"')).models
+    assert (model.idle.checkpoint_ms, model.idle.saved_ms) == (1_800_000, 14_400_000)
 
 
 def test_images_have_a_quota_and_pins() -> None:

@@ -1,0 +1,34 @@
+"""How far down the ladder an instance can go, as far as state tells."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from controlplane.fleet.members import Instance
+from controlplane.fleet.state import Fleet
+from controlplane.spec import Argument
+
+NO_CUDA: Final = "no_cuda"
+"""Reason of a refusal: there is no GPU that the engine could be taken off, or nothing that takes it off."""
+
+
+def holds_gpu(engine: str, arguments: Mapping[str, Argument]) -> bool:
+    """Whether such an engine has memory of a GPU from its start on, or pretends to."""
+    return engine == "vllm" or (engine == "fake" and bool(arguments.get("gpu")))
+
+
+def no_checkpoint(fleet: Fleet, instance: Instance) -> str | None:
+    """Why the instance can't go to `checkpoint` (reason `no_cuda`); None: it can."""
+    configuration, node = fleet.configurations.get(instance.configuration), fleet.nodes.get(instance.node)
+    if configuration is None or not holds_gpu(configuration.engine, configuration.arguments):
+        return without_gpu(configuration.engine if configuration else "the engine")
+    if configuration.engine == "fake":
+        return None  # it pretends to hold a GPU, and its node pretends to take it off
+    if instance.ranks:
+        return f"{instance.instance} takes {len(instance.ranks)} devices: gangs are not checkpointed"
+    if node is not None and node.no_checkpoint:
+        return f"{instance.node} can't take engines off a GPU: {node.no_checkpoint}"
+    return None
+
+
+def without_gpu(engine: str) -> str:
+    return f"a checkpoint takes a skeleton off a GPU, and {engine} holds none: use sleep or save"

@@ -1,0 +1,188 @@
+"""The rung `checkpoint`: who goes there, who comes back from there, who waits there."""
+
+from typing import Any
+
+from controlplane.commands import (
+    Admit,
+    Checkpoint,
+    End,
+    EndRequests,
+    Load,
+    RegisterModel,
+    ReportFailed,
+    ReportImageBuilt,
+    ReportModel,
+    ReportSaved,
+    ReportStaged,
+    Save,
+    Sleep,
+    Tick,
+)
+from controlplane.refusal import Code
+from controlplane.rungs import Rung
+from controlplane.spec import Idle, ModelFacts, ModelSpec
+from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
+
+MINUTE = 60_000
+HALF = 400
+
+
+def house(*, size: int = 800, devices: int = 1, pool_bytes: int = 10_000, **idle: Any) -> Story:
+    """Model `a`, whose engine pretends to hold a GPU, is up."""
+    story = plane(devices=devices, pool_bytes=pool_bytes)
+    return with_models(story, spec("a", size=size, gpu=True, idle=Idle(**idle))).bring_up("a")
+
+
+def saved(story: Story, name: str) -> Story:
+    """It was saved, with an image."""
+    story.given(Save(model="a"))
+    number, _ = story.directive(name)
+    report = ReportImageBuilt(
+        node="n1", image="img_1", configuration="cfg_fake:a", size_bytes=10, took_ms=1, proof="same_tokens", fingerprint={}
+    )
+    story.given(report)
+    return story.given(ReportSaved(node="n1", instance=name, directive=number, image="img_1", took_ms=1))
+
+
+def test_a_checkpointed_engine_holds_no_cells_and_no_bytes_of_its_device_but_bytes_of_the_host() -> None:
+    story = house()
+    name = story.instance_of("a").instance
+    story.when(Checkpoint(model="a")).then("OperationRequested", ("InstanceDirected", {"rung": Rung.CHECKPOINT}))
+    story.report_checkpointed(name, host_bytes=70).then("InstanceCheckpointed", "GrantReturned", "OperationSucceeded")
+    instance = story.fleet.instances[name]
+    assert (instance.rung, instance.bytes_used, instance.host_bytes, instance.grant) == (Rung.CHECKPOINT, 0, 70, None)
+    assert not story.fleet.grants
+    story.report_checkpointed(name).then_nothing()
+
+
+def test_it_comes_back_before_anything_else_is_tried() -> None:
+    story = house(devices=2)
+    name, device = story.instance_of("a").instance, story.instance_of("a").device
+    story.given(Checkpoint(model="a")).report_checkpointed(name)
+    story.when(Load(model="a")).then(
+        "OperationRequested", ("GrantGiven", {"device": device}), ("InstanceDirected", {"instance": name, "rung": Rung.UP})
+    )
+    story.report_up("a")
+    assert story.fleet.instances[name].host_bytes == 0
+
+
+def test_where_it_was_is_taken_so_it_goes_elsewhere_on_its_node() -> None:
+    story = with_models(house(devices=2), spec("b"))
+    name, device = story.instance_of("a").instance, story.instance_of("a").device
+    story.given(Checkpoint(model="a")).report_checkpointed(name).bring_up("b")
+    other = next(d for d in story.fleet.devices if d != story.instance_of("b").device)
+    assert story.instance_of("b").device == device
+    story.when(Load(model="a")).then("OperationRequested", ("GrantGiven", {"device": other}), "InstanceDirected")
+
+
+def test_an_engine_without_a_gpu_is_refused_by_reason() -> None:
+    story = with_models(plane(), spec("b")).bring_up("b")
+    story.when(Checkpoint(model="b")).then_refused(Code.NOT_AVAILABLE, reason="no_cuda")
+
+
+def test_a_node_that_cannot_says_why() -> None:
+    story = plane().given(hello(incarnation="inc_2", no_checkpoint="driver 550 has no checkpoints: 570 or newer is needed"))
+    model = ModelSpec(name="v", source="/models/v", engine="vllm")
+    facts = ModelFacts(configuration="cfg_v", architecture="Llama", weight_bytes=300, kv_bytes=0, context_tokens=64)
+    story.given(RegisterModel(spec=model))
+    story.given(ReportModel(node="n1", model="v", revision=1, facts=facts, engine="vllm", arguments={})).bring_up("v")
+    story.when(Checkpoint(model="v")).then_refused(Code.NOT_AVAILABLE, reason="no_cuda")
+    assert story.refused is not None
+    assert "driver 550" in str(story.refused)
+
+
+def test_the_longer_it_idles_the_deeper_it_goes() -> None:
+    story = house(size=700, sleep_ms=MINUTE, checkpoint_ms=5 * MINUTE, saved_ms=10 * MINUTE, cold_ms=20 * MINUTE)
+    name = story.instance_of("a").instance
+    story.when(Tick(), after_ms=MINUTE).then(("InstanceDirected", {"rung": Rung.SLEEP, "code": "idle"}))
+    story.report_slept(name, bytes_used=50)
+    story.when(Tick(), after_ms=5 * MINUTE - 1).then_nothing()
+    story.when(Tick(), after_ms=1).then(("InstanceDirected", {"rung": Rung.CHECKPOINT, "code": "idle"}))
+    story.report_checkpointed(name)
+    story.when(Tick(), after_ms=10 * MINUTE).then("GrantGiven", ("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+
+
+def test_without_a_gpu_the_rung_is_left_out() -> None:
+    story = with_models(plane(), spec("b", idle=Idle(sleep_ms=1, checkpoint_ms=1, cold_ms=MINUTE))).bring_up("b")
+    name = story.instance_of("b").instance
+    story.given(Tick(), after_ms=5).report_slept(name)
+    story.when(Tick(), after_ms=MINUTE).then(("InstanceDirected", {"rung": Rung.COLD}))
+
+
+def test_skeletons_that_are_in_the_way_leave_the_device_and_live_on() -> None:
+    """Two cells' worth of bytes of a sleeper are what a model of the whole device lacks."""
+    story = with_models(house(size=HALF), spec("big"))
+    name = story.instance_of("a").instance
+    story.given(Sleep(model="a")).report_slept(name, bytes_used=200)
+    story.when(Load(model="big"))
+    assert [e.type for e in story.events].count("InstanceDirected") == 1
+    _, directed = story.directive(name)
+    assert (directed.rung, directed.victim_of) == (Rung.CHECKPOINT, "big")
+    story.report_checkpointed(name).then("InstanceCheckpointed", "InstanceCreated", "GrantGiven", "InstanceDirected")
+
+
+def test_whoever_waits_for_a_place_waits_at_checkpoint() -> None:
+    story = with_models(house(), spec("b"))
+    name = story.instance_of("a").instance
+    saved(story, name).bring_up("b")
+    busy(story, "b")
+    story.when(Load(model="a"))
+    number, directed = story.directive(name)
+    assert (directed.rung, directed.model, directed.code, directed.grant) == (Rung.CHECKPOINT, "a", "waiting", None)
+    story.when(Tick(), after_ms=100).then_nothing()
+    story.report_checkpointed(name, image="img_1").then("InstanceCheckpointed")
+    assert story.fleet.images["img_1"].uses == 1
+    end(story)
+    story.report_slept(story.instance_of("b").instance)
+    _, directed = story.directive(name)
+    assert (directed.rung, directed.model) == (Rung.UP, "a")
+    assert number < directed_number(story, name)
+
+
+def test_a_place_that_is_free_sooner_is_not_waited_for() -> None:
+    """It is still on its way from the disk when the place is there: it is told to go on."""
+    story = with_models(house(), spec("b"))
+    name = story.instance_of("a").instance
+    saved(story, name).bring_up("b")
+    busy(story, "b")
+    story.given(Load(model="a"))
+    end(story)
+    story.report_slept(story.instance_of("b").instance)
+    _, directed = story.directive(name)
+    assert directed.rung is Rung.UP
+    assert len(story.fleet.instances) == 2
+
+
+def test_nothing_is_staged_for_a_waiter_that_the_pool_has_no_room_for() -> None:
+    story = with_models(house(pool_bytes=900), spec("b"))
+    name = story.instance_of("a").instance
+    saved(story, name).bring_up("b")
+    busy(story, "b")
+    story.given(ReportStaged(node="n1", model="b", revision=1, weight_set="ws_b", size_bytes=800, took_ms=1))
+    before = story.directive(name)
+    story.when(Load(model="a"))
+    assert story.directive(name) == before
+
+
+def test_a_failed_checkpoint_ends_the_operation_and_the_instance() -> None:
+    story = house()
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a"))
+    number, _ = story.directive(name)
+    report = ReportFailed(
+        node="n1", instance=name, directive=number, rung=Rung.UP, step="checkpoint", code="step_deadline", message="lock hung"
+    )
+    story.when(report).then("InstanceFailed", "GrantReturned", ("OperationFailed", {"code": "step_deadline"}))
+
+
+def directed_number(story: Story, name: str) -> int:
+    return story.directive(name)[0]
+
+
+def busy(story: Story, model: str) -> None:
+    request = Admit(request="req_1", model=model, gateway="gw_1", kind="chat", streamed=True, prompt_bytes=9)
+    story.given(request).then("RequestAccepted", "RequestRouted")
+
+
+def end(story: Story) -> None:
+    story.given(EndRequests(ends=(End(request="req_1", outcome="finished"),)))
