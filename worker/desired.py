@@ -13,6 +13,7 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
@@ -127,6 +128,8 @@ def _apply(desired: Desired, recorded: Recorded) -> Desired:
             return _reached(desired, e.instance, e.directive, Rung.UP)
         case InstanceSlept() as e:
             return _reached(desired, e.instance, e.directive, Rung.SLEEP)
+        case InstanceCheckpointed() as e:
+            return _reached(desired, e.instance, e.directive, Rung.CHECKPOINT)
         case InstanceSaved() as e:
             return _reached(desired, e.instance, e.directive, Rung.SAVED)
         case InstanceEnded() | InstanceFailed() as e:

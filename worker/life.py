@@ -126,6 +126,7 @@ class Life:
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
+            no_checkpoint="this worker has no steps for it yet",
             image_quota_bytes=self._plane.image_quota_bytes, image_pins=plane.image_pins,
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)

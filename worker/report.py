@@ -16,6 +16,7 @@ from controlplane.answer import Answer
 from controlplane.commands import (
     AnyCommand,
     Order,
+    ReportCheckpointed,
     ReportDropped,
     ReportEnded,
     ReportFailed,
@@ -32,7 +33,7 @@ from controlplane.commands import (
 )
 from controlplane.refusal import Code, Refused
 
-OfInstance = ReportUp | ReportSlept | ReportSaved | ReportEnded | ReportFailed
+OfInstance = ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
 OfImage = ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
 Report = OfInstance | OfImage | ReportModel | ReportUnusable | ReportStaged | ReportDropped
 
@@ -107,7 +108,7 @@ class Reporter:
 
 def _subject(body: Report) -> str:
     match body:
-        case ReportUp() | ReportSlept() | ReportSaved() | ReportEnded() | ReportFailed():
+        case ReportUp() | ReportSlept() | ReportCheckpointed() | ReportSaved() | ReportEnded() | ReportFailed():
             return body.instance
         case ReportImageBuilt() | ReportImageRefused() | ReportImageFailed() | ReportImageRemoved():
             return f"image:{body.image}"
@@ -123,7 +124,7 @@ def _id(node: str, body: AnyCommand) -> str:
     match body:
         case ReportUp():
             parts = (node, body.instance, str(body.directive), "up", body.endpoint, str(body.pid))
-        case ReportSlept() | ReportSaved() | ReportEnded() | ReportFailed():
+        case ReportSlept() | ReportCheckpointed() | ReportSaved() | ReportEnded() | ReportFailed():
             parts = (node, body.instance, str(body.directive), type(body).__name__)
         case _:
             return ids.new(ids.COMMAND)

@@ -83,7 +83,8 @@ async def test_a_checkpoint_is_refused_by_name(house: PlaneUnderTest) -> None:
     async with house.rest() as http:
         answer = await http.post("/api/models/a/checkpoint")
     assert answer.json()["code"] == "not_available"
-    assert "CUDA" in answer.json()["message"]
+    assert "GPU" in answer.json()["message"]
+    assert answer.json()["details"]["reason"] == "no_cuda"
 
 
 async def test_a_saved_model_survives_the_whole_plane(house: PlaneUnderTest) -> None:
