@@ -34,6 +34,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     shape: str
     source: Path | None
     devices: tuple[gpus.Gpu, ...]
+    ranks: int = 1
+    """GPUs that the model is cut over: the first of `devices`."""
     cycles: int
     work: Path
     arguments: dict[str, Any] = {}
@@ -46,7 +48,7 @@ class Scene:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.engine_name = "vllm" if setting.devices else "transformers"
-        self.device = setting.devices[0].uuid if setting.devices else ""
+        self.device = ",".join(one.uuid for one in setting.devices[: setting.ranks])
         self.shape: Shape | None = SHAPES.get(setting.shape)
         self.socket = setting.work / "pool.sock"
         self.daemon: subprocess.Popen[bytes] | None = None

@@ -34,6 +34,8 @@ MORE: Final = ("switches", "newcomer", "throughput", "artefacts")
 @click.option("--against", default="", metavar="LIST", help=f"Plain vLLM's own cycles, too: {', '.join(AGAINST)}.")
 @click.option("--gpus", "number", default=1, show_default=True, type=click.IntRange(1, 16),
               help="GPUs whose links may bring weights.")  # fmt: skip
+@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1, 16),
+              help="GPUs that the model is cut over: tensor parallel, each rank with weights of its own.")  # fmt: skip
 @click.option(
     "--cycles", default=7, show_default=True, type=click.IntRange(1, 1000), help="Measured ones; one more comes first."
 )
@@ -42,8 +44,9 @@ MORE: Final = ("switches", "newcomer", "throughput", "artefacts")
 @click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Keep checkpoints here.  [default: nowhere]")
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here, too.")
 def swap(
-    *, shape: str, against: str, number: int, cycles: int, parts: str, arguments: str, work: Path | None, file: Path | None
-) -> None:
+    *, shape: str, against: str, number: int, ranks: int, cycles: int, parts: str, arguments: str, work: Path | None,
+    file: Path | None,
+) -> None:  # fmt: skip
     """What it costs to swap a model in and out, step by step; greedy tokens are compared at every step.
 
     Needs room for the checkpoints of the shape in the file system and in memory: 8b writes two of 15 GB.
@@ -52,7 +55,7 @@ def swap(
     chosen = _object(arguments)
     setting = Setting(
         shape="" if _is_directory(shape) else shape, source=Path(shape).resolve() if _is_directory(shape) else None,
-        devices=_devices(shape, number), cycles=cycles, arguments=chosen,
+        devices=_devices(shape, max(number, ranks)), ranks=ranks, cycles=cycles, arguments=chosen,
         work=(work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve(),
     )  # fmt: skip
     try:
@@ -70,7 +73,13 @@ def swap(
 def measure(setting: Setting, others: list[str], more: list[str], file: Path | None) -> Row:
     """Every part in turn; one that fails costs its own figures alone. `file` is written after each."""
     device = setting.devices[0].name if setting.devices else "cpu"
-    rows: Row = {**machine(), "device": device, "gpus": len(setting.devices), "shape": setting.shape or str(setting.source)}
+    rows: Row = {
+        **machine(),
+        "device": device,
+        "gpus": len(setting.devices),
+        "ranks": setting.ranks,
+        "shape": setting.shape or str(setting.source),
+    }
     rows |= {"arguments": {}, "parts": {}}
 
     def part(name: str, work: Callable[[], Row]) -> None:
@@ -102,7 +111,7 @@ def measure(setting: Setting, others: list[str], more: list[str], file: Path | N
             part(f"cycles {name}", lambda name=name: swap_of.cycles(name))  # type: ignore[misc]
         if "switches" in more and len(scene.sources) > 1:
             part("switches", lambda: swap_of.switches(resident=False))
-            if setting.devices:
+            if setting.devices and setting.ranks == 1:
                 part("switches, both resident", lambda: swap_of.switches(resident=True))
         if "throughput" in more and setting.devices:
             part("throughput", swap_of.throughput)

@@ -195,7 +195,8 @@ class SwapParts:
         return statistics.median(self.engine.generate(1).first_ms for _ in range(3))
 
     def _used(self, name: str) -> Row:
-        return {name: gpus.used_bytes(self.scene.device)} if self.scene.device else {}
+        devices = self.scene.device.split(",") if self.scene.device else []
+        return {name: sum(map(gpus.used_bytes, devices))} if devices else {}
 
 
 def _seconds(run: list[Generated]) -> float:

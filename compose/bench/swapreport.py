@@ -16,6 +16,8 @@ STEPS: Final = {
 }  # fmt: skip
 CYCLE_MS, SWITCH_MS, RESIDENT_MS, OVER_COPY = 120, 80, 80, 1.08
 """What a cycle, a switch, and a switch between sets that are there may take beside the copy; the copy itself by this factor."""
+GANG_OVER_COPY, GANG_MS = 1.10, 250
+"""The same of a gang's cycle."""
 
 
 def same_tokens(rows: Row) -> bool:
@@ -46,24 +48,29 @@ def show(rows: Row) -> None:
                 table.add_row(what, f"{middle:.1f} ms", f"{least:.1f}", f"{most:.1f}")
             console.print(table)
     table = Table("figure", "measured", "beside it", box=None, pad_edge=False, header_style="bold")
-    for row in _figures(parts):
+    for row in _figures(rows, parts):
         table.add_row(*row)
     console.print(table)
     console.print(f"greedy tokens the same everywhere: {'yes' if same_tokens(rows) else 'NO'}")
 
 
-def _figures(parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]:
+def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]:
     bus = parts["bus"]["bytes_per_s"][0] if "bus" in parts else 0.0
     cycle = parts.get("cycles a", {}).get("median", {})
     if "start" in parts:
         yield "start of a skeleton with its weights", f"{parts['start']['start_s']:.1f} s", ""
     if bus and cycle:
-        size = cycle["bytes_copied"][0]
-        floor_ms = size / bus * 1000
+        size, ranks = cycle["bytes_copied"][0], rows.get("ranks", 1)
+        floor_ms = size / bus / ranks * 1000  # each rank has a link of its own
+        over, added_ms = (OVER_COPY, CYCLE_MS) if ranks == 1 else (GANG_OVER_COPY, GANG_MS)
         rate = size / cycle["copy_ms"][0] * 1000 if cycle["copy_ms"][0] else 0
         yield "bus", f"{bus / 1e9:.1f} GB/s", "from pinned memory, same run"
-        yield "copy in a cycle", f"{rate / 1e9:.1f} GB/s", f"{rate / bus:.1%} of the bus"
-        yield "cycle", f"{cycle['cycle_ms'][0]:.0f} ms", f"goal {OVER_COPY * floor_ms + CYCLE_MS:.0f} ms, {size / 1e9:.2f} GB"
+        yield (
+            "copy in a cycle",
+            f"{rate / 1e9:.1f} GB/s",
+            f"{rate / bus / ranks:.1%} of the bus" + (f", {ranks} links" if ranks > 1 else ""),
+        )
+        yield "cycle", f"{cycle['cycle_ms'][0]:.0f} ms", f"goal {over * floor_ms + added_ms:.0f} ms, {size / 1e9:.2f} GB"
         if "switches" in parts:
             yield "switch", _switch(parts["switches"]), f"goal {OVER_COPY * floor_ms + SWITCH_MS:.0f} ms"
     elif "switches" in parts:
