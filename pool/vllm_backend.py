@@ -82,6 +82,10 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         self._kv = Kv(worker.model_runner.post_kv_cache_wake_up)
         self._where = (pool_socket, device)
 
+    def moved(self, device: str) -> None:
+        """The process is on another GPU now: from here on its weights go there."""
+        self._where = (self._where[0], device)
+
     @property
     def weights(self) -> VllmWeights:
         if self._weights is None:

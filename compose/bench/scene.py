@@ -38,6 +38,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that the model is cut over: the first of `devices`."""
     cycles: int
     work: Path
+    alone: bool = False
+    """One checkpoint is enough."""
     arguments: dict[str, Any] = {}
     """Of the engine, over those that follow from the shape."""
 
@@ -110,7 +112,7 @@ class Scene:
         return {name: _size(path) for name, path in self.sources.items()}
 
     def _one(self) -> bool:
-        return self.shape is not None and self.shape.dummy
+        return self.setting.alone or (self.shape is not None and self.shape.dummy)
 
     def start_pool(self) -> None:
         """Its budget is what all checkpoints need, and half a GiB a set."""

@@ -6,6 +6,7 @@ from compose.cli import Commands
 
 BENCHES: Final = {
     "swap": ("compose.bench.swap", "What it costs to swap a model in and out, step by step."),
+    "move": ("compose.bench.move", "What it costs to take a live engine from one GPU to another."),
 }
 """Name -> (module that has a command of that name, what it says in the list)."""
 

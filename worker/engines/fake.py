@@ -149,6 +149,10 @@ class FakeEngine:
     def revived(self) -> None:
         self._next_at = 0.0
 
+    def moved(self, device: str) -> None:
+        if self._awake or self._weights.mapped is not None:
+            raise EngineFault("busy", "put it to sleep and detach it first")
+
     def running(self) -> int:
         return len(self._requests)
 

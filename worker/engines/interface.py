@@ -75,6 +75,9 @@ class Engine(Protocol):
     def revived(self) -> None:
         """The process goes on where its image was made, maybe on another day: renew what the kernel had granted it."""
 
+    def moved(self, device: str) -> None:
+        """The process was taken to another device (its UUID) while it slept. Raises `EngineFault` (`busy`)."""
+
     def running(self) -> int:
         """Requests that are queued or running."""
 

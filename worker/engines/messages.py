@@ -74,6 +74,12 @@ class Park(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     place: str
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The process has been brought to another device; asleep and detached only. `device`: its UUID."""
+
+    device: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Exit in order."""
 
@@ -119,7 +125,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fatal: bool = False
 
 
-ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Stage | Health | Park | Shutdown
+ControlCommand = Attach | Detach | Wake | Sleep | Drain | Check | Stage | Health | Park | Moved | Shutdown
 ControlReply = State | Checked | Stocked | Fault
 
 # ---- tokens -------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from worker.engines.messages import (
     Fault,
     FrontendToEngine,
     Health,
+    Moved,
     Park,
     Shutdown,
     Sleep,
@@ -143,6 +144,8 @@ class Process:
                 self._engine.scrub()
                 self._outbox.clear()
                 self._park_in = Path(place)
+            case Moved(device=device):
+                self._engine.moved(device)
             case Shutdown():
                 self._ended = True
             case _:

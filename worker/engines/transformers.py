@@ -120,6 +120,9 @@ class TransformersEngine:
     def revived(self) -> None:
         torch.cpu._init_amx()  # the permission to use AMX is the kernel's, per process, and not part of an image
 
+    def moved(self, device: str) -> None:
+        """A share of host memory is one as good as another."""
+
     def running(self) -> int:
         return len(self._batch) if self._batch is not None else 0
 

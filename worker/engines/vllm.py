@@ -14,6 +14,7 @@ from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments, sampling_parameters
 from worker.engines.vllm_faults import faults
+from worker.engines.vllm_place import alone, gang, ordinals, used_bytes
 
 if TYPE_CHECKING:
     from pool.vllm_backend import PoolBackend
@@ -44,7 +45,7 @@ class VllmEngine:
         """Whose weights lie in vLLM's own memory."""
         os.environ.update(ENVIRONMENT)
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_ordinal(one) for one in devices)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ordinals(devices)
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - the environment counts when these are imported
         from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
         from vllm.v1.executor import Executor  # noqa: PLC0415
@@ -56,8 +57,8 @@ class VllmEngine:
         config.model_config.sleep_mode_backend = vllm_backend.NAME
         self._config = config
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
-        self._gang = _gang(self._core, devices) if len(devices) > 1 else None
-        self._backend: PoolBackend | Gang = self._gang or _alone(self._core, device)
+        self._gang = gang(self._core, devices) if len(devices) > 1 else None
+        self._backend: PoolBackend | Gang = self._gang or alone(self._core, device)
         self._awake = False
         self._running: dict[str, Sampling] = {}
         self._copied: tuple[int, float] = (0, 0.0)
@@ -237,6 +238,14 @@ class VllmEngine:
 
         vllm_parking.revived()
 
+    def moved(self, device: str) -> None:
+        if self._gang is not None:
+            raise EngineFault("not_available", "a gang's ranks can't change their devices")
+        if self._awake or self._backend.weights.attached is not None or self._backend.weights.own:
+            raise EngineFault("busy", "weights or KV memory are there still: sleep and detach first")
+        self._backend.moved(device)
+        self._device = device
+
     def running(self) -> int:
         return len(self._running)
 
@@ -246,23 +255,13 @@ class VllmEngine:
 
     def state(self) -> State:
         weights = self._backend.weights
-        used = self._used()
+        used = used_bytes(self._device, self._gang)
         return State(
             attached=weights.attached, awake=self._awake, running=len(self._running), bytes_mapped=weights.bytes_mapped,
             bytes_kv=self._backend.kv.size_bytes, bytes_own=weights.shared_bytes if weights.own else 0,
             bytes_private=used or 0, bytes_device=used,
             bytes_copied=self._copied[0], copy_ms=self._copied[1],
         )  # fmt: skip
-
-    def _used(self) -> int | None:
-        """By the driver's word, of all ranks."""
-        if not self._device:
-            return None
-        if self._gang is None:
-            return gpus.used_by(self._device, os.getpid())
-        ranks = zip(self._device.split(","), self._gang.pids, strict=True)
-        used = [gpus.used_by(device, pid) for device, pid in ranks]
-        return sum(one for one in used if one is not None) if any(one is not None for one in used) else None
 
 
 @contextlib.contextmanager
@@ -275,25 +274,3 @@ def _kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: l
     with Artefacts(root).starting(known.fingerprint) as place:
         os.environ.update(environment(place))
         yield
-
-
-def _alone(core: Any, device: str) -> "PoolBackend":
-    worker = core.model_executor.driver_worker.worker
-    backend: PoolBackend = worker._get_sleep_mode_backend()
-    backend.bind(worker, "", device)
-    backend.kv.release()
-    return backend
-
-
-def _gang(core: Any, devices: tuple[str, ...]) -> "Gang":
-    from worker.engines.vllm_gang import Gang  # noqa: PLC0415
-
-    return Gang(core, devices)
-
-
-def _ordinal(device: str) -> str:
-    """CUDA's number of a GPU. Raises SystemExit for one that is not here."""
-    for known in gpus.gpus():
-        if known.uuid == device:
-            return str(known.index)
-    raise SystemExit(f"this machine has no GPU {device!r}; it has {', '.join(one.uuid for one in gpus.gpus()) or 'none'}")

@@ -89,6 +89,9 @@ class Gang:
             path="host" if copied else "resident",
         )  # fmt: skip
 
+    def moved(self, device: str) -> None:
+        raise EngineFault("not_available", "a gang's ranks can't change their devices")
+
     def trim(self) -> None:
         self.order("trim")
 
