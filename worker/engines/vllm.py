@@ -40,9 +40,9 @@ class VllmEngine:
 
     def _start(self, source: Path, arguments: dict[str, Any], device: str, bare: bool) -> None:
         self._device = device
-        devices = tuple(device.split(","))
         self._source = "" if bare else str(source)
         """Whose weights lie in vLLM's own memory."""
+        devices = tuple(device.split(","))
         os.environ.update(ENVIRONMENT)
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ["CUDA_VISIBLE_DEVICES"] = ordinals(devices)

@@ -41,4 +41,6 @@ def ordinals(devices: tuple[str, ...]) -> str:
     here = {known.uuid: str(known.index) for known in gpus.gpus()}
     if missing := [device for device in devices if device not in here]:
         raise SystemExit(f"this machine has no GPU {missing[0]!r}; it has {', '.join(here) or 'none'}")
+    if len(devices) > 1:
+        gpus.leave()  # ranks are forked from here: each must meet the driver's library by itself
     return ",".join(here[device] for device in devices)
