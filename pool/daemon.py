@@ -24,7 +24,7 @@ from pool.gpu import Gpu
 from pool.place import SHARED_MEMORY, PlaceRefused, claim, place, sweep
 from pool.residency import Residency
 from pool.server import Server
-from pool.topology import Topology
+from pool.topology import NO_TOPOLOGY, Topology
 
 SOCKET_PATH_LIMIT = 107
 """Bytes in a unix socket's address on Linux."""
@@ -82,6 +82,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=int, required=True, help="bytes of weight sets at most")
     parser.add_argument("--forget", action="store_true", help="free all sets at the end")
     parser.add_argument("--gpus", action="store_true", help="hold sets on this machine's GPUs, too")
+    parser.add_argument("--no-helpers", dest="helpers", action="store_false", help="fill a GPU over its own link alone")
     parser.add_argument("--no-shared-memory", dest="shared_memory", action="store_false", help="keep segments in the directory")
     return parser.parse_args(arguments)
 
@@ -92,7 +93,7 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     arena = Arena(root)
-    server = Server(arena, Residency(options.budget), *(_gpus() if options.gpus else ()))
+    server = Server(arena, Residency(options.budget), *(_gpus(helpers=options.helpers) if options.gpus else ()))
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
     log.info("ready", extra={"socket": str(options.socket), "segments": str(root), "budget_bytes": options.budget})
@@ -108,15 +109,17 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     log.info("ended", extra={"forgot": options.forget})
 
 
-def _gpus() -> tuple[Sequence[Gpu], Topology]:
+def _gpus(*, helpers: bool) -> tuple[Sequence[Gpu], Topology]:
     try:
         from pool.cuda import devices  # noqa: PLC0415 - nodes without a device have no such library
     except ImportError as error:
         raise CannotStart(f"--gpus needs cuda-python (pip install cuda-bindings): {error}") from error
     try:
-        return devices()
+        found, topology = devices()
     except RuntimeError as error:  # the bindings' own, where there is no driver
         raise CannotStart(f"--gpus needs a driver: {error}") from error
+    log.info("topology", extra={"places": topology.places, "peers": sorted(topology.peers), "helpers": helpers})
+    return found, topology if helpers else NO_TOPOLOGY
 
 
 def _directory(path: Path) -> Path:

@@ -29,6 +29,19 @@ def nvmlDeviceGetCount() -> int:
     return _COUNT
 
 
+def nvmlDeviceGetHandleByIndex(index: int) -> str:
+    raw = f"{index:02x}" * 16
+    return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+
+
+def nvmlDeviceGetUUID(handle: str) -> str:
+    return handle
+
+
+def nvmlDeviceGetName(handle: str) -> str:
+    return "a played one"
+
+
 def nvmlDeviceGetHandleByUUID(uuid: str) -> str:
     return uuid
 

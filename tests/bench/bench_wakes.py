@@ -1,0 +1,292 @@
+"""Wakes as the pool sees them: `python -m tests.bench.bench_wakes [--gib 8] [--wakes 20] [--json FILE]`.
+
+A set on its way to a GPU, alone, beside another set's staging, beside a neighbour that decodes; over one link and, where there
+are several GPUs, over those of idle and of decoding neighbours. Rates beside the bus of the same run. Needs a GPU, torch.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pool.devicelink import attach_device, deposit
+from pool.messages import Deposit, Filled, Tensor
+from pool.place import place
+from tests.bench.bench_copy import sizes
+from tests.poolroom import Daemon, wait_for, write_safetensors
+from worker import gpus
+
+MIB = 1 << 20
+WRITERS = 8
+
+
+def request(path: Path, name: str, wanted: list[int]) -> Deposit:
+    source = path / name
+    source.mkdir(exist_ok=True)
+    write_safetensors(source / "model.safetensors", {"x": np.arange(64, dtype=np.float32)})
+    tensors = tuple(
+        Tensor(name=f"t{number}", dtype="U8", shape=(size,), segment=number, offset=0, size_bytes=size)
+        for number, size in enumerate(wanted)
+    )
+    return Deposit(source=str(source), form=name, segments=tuple(wanted), host_segments=0, tensors=tensors)
+
+
+def bring(socket: Path, order: Deposit, seed: int) -> tuple[str, dict[str, float]]:
+    """Deposit random bytes; the set, and seconds for room, for writing, for digests."""
+    page = np.random.default_rng(seed).integers(0, 255, 64 * MIB, np.uint8)
+    points = [time.monotonic()]
+
+    def write(fds: list[int]) -> None:
+        points.append(time.monotonic())
+
+        def one(number: int) -> None:
+            size = order.segments[number]
+            for at in range(0, size, len(page)):
+                os.pwrite(fds[number], page[: min(len(page), size - at)].data, at)
+            os.pwrite(fds[number], number.to_bytes(8, "little"), 0)
+
+        with ThreadPoolExecutor(WRITERS) as threads:
+            list(threads.map(one, range(len(fds))))
+        points.append(time.monotonic())
+
+    staged = deposit(socket, order, write)
+    points.append(time.monotonic())
+    names = ("room_s", "write_s", "digest_s")
+    return staged.weight_set, {name: points[n + 1] - points[n] for n, name in enumerate(names)}
+
+
+def stage_for_ever(socket: str, path: str, wanted: list[int], told: str) -> None:
+    """Another set, brought and dropped again and again."""
+    import asyncio
+
+    from pool.client import PoolClient
+
+    async def drop(weight_set: str) -> None:
+        async with await PoolClient.connect(socket) as client:
+            await client.drop(weight_set, deadline_s=60)
+
+    order, seed = request(Path(path), "other", wanted), 100
+    while True:
+        weight_set, seconds = bring(Path(socket), order, seed)
+        with Path(told).open("a") as file:
+            file.write(json.dumps(seconds) + "\n")
+        asyncio.run(drop(weight_set))
+        seed += 1
+
+
+def decode_for_ever(uuid: str, told: str) -> None:
+    """What decoding asks of a GPU: every weight read once a token, kernels in one graph."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    import torch
+
+    weights = [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
+    x = torch.randn(8, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(2):
+        for weight in weights:
+            y = x @ weight
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            y = torch.nn.functional.normalize(x @ weight)  # noqa: F841
+    count = 0
+    with Path(told).open("a", buffering=1) as file:
+        while True:
+            for _ in range(10):
+                graph.replay()
+                torch.cuda.synchronize()
+            count += 10
+            file.write(f"{time.monotonic()} {count}\n")
+
+
+def rate_between(told: Path, begun: float, ended: float) -> float:
+    """Tokens a second, by the words that lie in between."""
+    words = [(float(at), int(count)) for at, count in (line.split() for line in told.read_text().splitlines()[:-1])]
+    inside = [word for word in words if begun <= word[0] <= ended]
+    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+
+
+@contextmanager
+def beside(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join(20)
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.path = Path(tempfile.mkdtemp(prefix="ehwakes-"))
+        self.wanted = sizes(int(options.gib * (1 << 30)))
+        self.total = sum(self.wanted)
+        self.devices = [gpu.uuid for gpu in gpus.gpus()]
+        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            self.devices = [uuid for n, uuid in enumerate(self.devices) if str(n) in visible.split(",") or uuid in visible]
+        self.rows: dict[str, Any] = {"bytes": self.total, "segments": len(self.wanted), "devices": len(self.devices)}
+        self.bus = 0.0
+        self.daemon: Daemon | None = None
+        self.weight_set = ""
+
+    def phase(self, name: str, work: Callable[[], Any]) -> None:
+        """One failing phase costs its own figures only."""
+        begun = time.monotonic()
+        try:
+            found = work()
+        except Exception as error:
+            traceback.print_exc()
+            found = {"failed": repr(error)[:1000]}
+        self.rows[name] = found
+        print(f"[{time.monotonic() - begun:6.1f} s] {name}: {json.dumps(found)}", flush=True)
+        if self.options.json:
+            Path(self.options.json).write_text(json.dumps(self.rows, indent=1))
+
+    # ---- phases ---------------------------------------------------------------------------------------------
+
+    def measure_bus(self) -> Any:
+        """Each link alone, and all at once: plain copies from memory that the driver has given."""
+        code = (
+            "import torch,time,json,threading\n"
+            "n=torch.cuda.device_count(); S=2<<30\n"
+            "H=[torch.empty(S,dtype=torch.uint8,pin_memory=True) for _ in range(n)]\n"
+            "D=[torch.empty(S,dtype=torch.uint8,device=f'cuda:{i}') for i in range(n)]\n"
+            "def go(which):\n"
+            "  [torch.cuda.synchronize(i) for i in which]; t=time.monotonic()\n"
+            "  for k in range(3): [D[i].copy_(H[i],non_blocking=True) for i in which]\n"
+            "  [torch.cuda.synchronize(i) for i in which]; return 3*S*len(which)/(time.monotonic()-t)\n"
+            "r={f'alone {i}':sorted(go([i]) for _ in range(6))[3] for i in range(n)}\n"
+            "r['together']=sorted(go(range(n)) for _ in range(6))[3]\n"
+            "print(json.dumps(r))"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        found = json.loads(run.stdout) if run.returncode == 0 else {"failed": run.stderr[-800:]}
+        self.bus = found.get("alone 0", 0.0)
+        return found
+
+    def start(self, *extra: str) -> Any:
+        directory = self.path / "pool"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.daemon = Daemon(directory, budget=5 * self.total, extra=("--gpus", *extra)).start()
+        return {"socket": str(self.daemon.socket)}
+
+    def end(self) -> None:
+        if self.daemon is not None:
+            self.daemon.stop()
+            (self.path / "pool" / "log").rename(self.path / f"pool-{time.monotonic()}.log")
+
+    def first(self) -> Any:
+        assert self.daemon is not None
+        self.weight_set, seconds = bring(self.daemon.socket, request(self.path, "first", self.wanted), 1)
+        begun = time.monotonic()
+        wait_for(lambda: self.daemon.events("registered"), 60)  # type: ignore[union-attr]
+        return {**seconds, "pinned_s": time.monotonic() - begun}
+
+    def attach(self) -> tuple[float, Filled, float]:
+        assert self.daemon is not None
+        begun = time.monotonic()
+        attachment = attach_device(self.daemon.socket, self.weight_set, self.devices[0], lambda attached, fds: None)
+        took = time.monotonic() - begun
+        filled = attachment.filled
+        assert filled is not None
+        begun = time.monotonic()
+        attachment.release()
+        return took * 1000, filled, (time.monotonic() - begun) * 1000
+
+    def wakes(self, count: int) -> dict[str, Any]:
+        found = [self.attach() for _ in range(count)]
+        took = sorted(one[0] for one in found)
+        copy = statistics.median(one[1].took_ms for one in found)
+        rate = self.total / copy * 1000
+        row = {
+            "wake_p50_ms": statistics.median(took), "wake_p99_ms": took[-1], "copy_ms": copy, "gb_per_s": rate / 1e9,
+            "of_bus": rate / self.bus if self.bus else None, "release_ms": statistics.median(one[2] for one in found),
+            "links": {shard.via: shard.copied_bytes for shard in found[-1][1].shards}, "path": found[-1][1].path,
+            "shard_ms": {shard.via: shard.took_ms for shard in found[-1][1].shards}, "n": count,
+        }  # fmt: skip
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
+
+    def alone(self) -> Any:
+        self.attach()
+        return self.wakes(self.options.wakes)
+
+    def beside_staging(self) -> Any:
+        assert self.daemon is not None
+        told = self.path / "staged"
+        arguments = (str(self.daemon.socket), str(self.path), self.wanted, str(told))
+        with beside(stage_for_ever, *arguments):
+            wait_for((self.path / "other").exists, 60)
+            found = self.wakes(self.options.wakes * 2)
+            wait_for(told.exists, 60)
+        return {**found, "stagings": [json.loads(line) for line in told.read_text().splitlines()][:3]}
+
+    def beside_decoding(self, uuid: str) -> Any:
+        """What the neighbour loses, and what the wake does."""
+        told = self.path / f"decoded-{time.monotonic()}"
+        told.touch()
+        with beside(decode_for_ever, uuid, str(told)):
+            wait_for(lambda: told.stat().st_size > 2000, 120)
+            begun = time.monotonic()
+            threading.Event().wait(2.0)
+            quiet = rate_between(told, begun, time.monotonic())
+            begun = time.monotonic()
+            found = self.wakes(self.options.wakes)
+            ended = time.monotonic()
+            busy = rate_between(told, begun, ended)
+            threading.Event().wait(1.5)
+            after = rate_between(told, ended + 0.2, time.monotonic())
+        copying = found["copy_ms"] * found["n"] / ((ended - begun) * 1000)
+        lost = 1 - busy / max(statistics.mean((quiet, after)), 1e-9)
+        rates = [round(one, 1) for one in (quiet, busy, after)]
+        return {**found, "tokens_per_s": rates, "lost": lost, "copying_share": copying, "lost_while_copying": lost / copying}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=8.0)
+    parser.add_argument("--wakes", type=int, default=20)
+    parser.add_argument("--json")
+    parser.add_argument("--without", default="", help="phases to leave out: staging, decoding")
+    options = parser.parse_args()
+    bench = Bench(options)
+    bench.phase("bus", bench.measure_bus)
+    bench.phase("start", bench.start)
+    bench.phase("first", bench.first)
+    several = len(bench.devices) > 1
+    bench.phase("links alone" if several else "alone", bench.alone)
+    if several and "decoding" not in options.without:
+        bench.phase("helper decodes", lambda: bench.beside_decoding(bench.devices[1]))
+    if several:
+        bench.end()
+        bench.phase("start without helpers", lambda: bench.start("--no-helpers"))
+        wait_for(lambda: bench.daemon is not None and bench.daemon.events("registered"), 60)
+        bench.phase("alone", bench.alone)
+    if "decoding" not in options.without:
+        bench.phase("target decodes", lambda: bench.beside_decoding(bench.devices[0]))
+    if "staging" not in options.without:
+        bench.phase("beside staging", bench.beside_staging)
+    bench.end()
+    for log in bench.path.glob("pool*.log"):
+        print(log.read_text()[-1500:])
+    shutil.rmtree(place(bench.path / "pool", 0))
+    shutil.rmtree(bench.path)
+
+
+if __name__ == "__main__":
+    main()
