@@ -6,26 +6,45 @@ import shutil
 from pathlib import Path
 
 from pool import manifest
+from pool.layout import Gaps
 from pool.manifest import Manifest, segment_name
 from pool.place import OWNER, free_bytes
+from pool.spares import Spare
 
 RESERVE_BYTES = 256 << 20
 """Left to the host when memory is asked for: below this the kernel starts to look for a victim."""
 _DRAFT = "draft-"
+READY = "ready"
+"""Directory of segments without a set."""
+_ZEROS = bytes(1 << 20)
 
 
 class Draft:
     """A weight set in the making. Until `publish` it is a leftover in the eyes of any later daemon."""
 
-    def __init__(self, path: Path, sizes: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, sizes: tuple[int, ...], gaps: Gaps) -> None:
         self.path = path
         self.sizes = sizes
+        self.spares: dict[int, Spare] = {}
+        """Segment -> memory that lay ready for it."""
         self.fds: list[int] = [-1] * len(sizes)
         self.missing_bytes = sum(sizes)
         """Not yet taken from the host."""
+        self._gaps = gaps
+
+    def use(self, spares: dict[int, Spare]) -> None:
+        """Before anything is allocated; the draft's from now on."""
+        self.spares = spares
+        self.missing_bytes = sum(size for number, size in enumerate(self.sizes) if number not in spares)
 
     def allocate(self, number: int) -> None:
-        """The segment's memory, zeroed. Raises OSError (ENOSPC: the host has no more), never a SIGBUS later."""
+        """The segment's memory, its gaps zeroed. Raises OSError (ENOSPC: the host has no more), never a SIGBUS later."""
+        if (spare := self.spares.get(number)) is not None:
+            self.fds[number] = spare.become(self.path / segment_name(number), self.sizes[number])
+            for offset, size in self._gaps.get(number, ()) if spare.dirty else ():
+                for at in range(offset, offset + size, len(_ZEROS)):
+                    os.pwrite(spare.fd, _ZEROS[: offset + size - at], at)
+            return
         fd = os.open(self.path / segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.fds[number] = fd
         os.posix_fallocate(fd, 0, self.sizes[number])
@@ -59,10 +78,11 @@ class Arena:
             free = min(free, _available(), _group_left()) - RESERVE_BYTES
         return max(free, 0)
 
-    def begin(self, sizes: tuple[int, ...]) -> Draft:
+    def begin(self, sizes: tuple[int, ...], gaps: Gaps) -> Draft:
+        """`gaps`: what no tensor covers."""
         path = self.root / (_DRAFT + secrets.token_hex(8))
         path.mkdir(mode=0o700)
-        return Draft(path, sizes)
+        return Draft(path, sizes, gaps)
 
     def publish(self, draft: Draft, of: Manifest) -> None:
         draft.seal()
@@ -104,7 +124,7 @@ class Arena:
         sound: list[Manifest] = []
         removed: list[str] = []
         for path in sorted(self.root.iterdir()):
-            if path.name == OWNER:
+            if path.name in {OWNER, READY}:
                 continue
             found = manifest.read(path) if path.is_dir() and not path.is_symlink() else None
             if found is not None:

@@ -80,6 +80,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--directory", type=Path, required=True, help="for the lock, and for segments if /dev/shm lacks the room"
     )
     parser.add_argument("--budget", type=int, required=True, help="bytes of weight sets at most")
+    parser.add_argument("--ready", type=int, help="bytes of memory that lie ready for the next set (a quarter of the budget)")
     parser.add_argument("--forget", action="store_true", help="free all sets at the end")
     parser.add_argument("--gpus", action="store_true", help="hold sets on this machine's GPUs, too")
     parser.add_argument("--no-helpers", dest="helpers", action="store_false", help="fill a GPU over its own link alone")
@@ -93,7 +94,9 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     arena = Arena(root)
-    server = Server(arena, Residency(options.budget), *(_gpus(helpers=options.helpers) if options.gpus else ()))
+    gpus = _gpus(helpers=options.helpers) if options.gpus else ()
+    ready_bytes = options.budget // 4 if options.ready is None else options.ready
+    server = Server(arena, Residency(options.budget), *gpus, ready_bytes=ready_bytes)
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
     log.info("ready", extra={"socket": str(options.socket), "segments": str(root), "budget_bytes": options.budget})

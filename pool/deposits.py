@@ -30,12 +30,13 @@ class Pledge:
     draft: Draft
     ticket: int
     begun: float
+    ended: bool = False
 
 
 class Deposits:
     def __init__(self, stagings: Stagings) -> None:
         self._stagings = stagings
-        self._arena, self._residency = stagings.arena, stagings.residency
+        self._residency = stagings.residency
 
     async def find(self, source: str, form: str) -> Staged:
         """Raises Refused: `unknown_set`, `bad_source`."""
@@ -50,10 +51,15 @@ class Deposits:
         begun = time.monotonic()
         check_layout(request)
         origin = await origin_of(request.source, request.form)
-        room = await asyncio.to_thread(self._arena.room) - self._stagings.missing()
-        ticket = self._residency.admit(sum(request.segments), room)
-        draft = self._arena.begin(request.segments)
-        self._stagings.drafts.add(draft)
+        ticket = self._residency.admit(sum(request.segments), await self._stagings.room())
+        self._stagings.way.enter()
+        try:
+            covered = [(tensor.segment, tensor.offset, tensor.size_bytes) for tensor in request.tensors]
+            draft = await self._stagings.begin(request.segments, covered)
+        except BaseException:
+            self._stagings.way.leave()
+            self._residency.settle(ticket)
+            raise
         pledge = Pledge(request, origin, draft, ticket, begun)
         try:
             await asyncio.to_thread(_allocate, draft)
@@ -81,10 +87,11 @@ class Deposits:
 
     async def end(self, pledge: Pledge) -> None:
         """However it ended. Twice is fine."""
+        if not pledge.ended:
+            pledge.ended = True
+            self._stagings.way.leave()
         self._residency.settle(pledge.ticket)
-        self._stagings.drafts.discard(pledge.draft)
-        if pledge.draft.path.exists():
-            await asyncio.to_thread(pledge.draft.discard)
+        await self._stagings.end(pledge.draft)
 
 
 async def origin_of(source: str, form: str) -> Origin:

@@ -12,11 +12,13 @@ from pool.fill import OnDevice, fill, free
 from pool.gpu import Gpu
 from pool.lane import Lane, Turn
 from pool.manifest import Manifest
+from pool.mapping import unmap
 from pool.messages import DeviceState, Filled, Released
 from pool.residency import Refused
 from pool.routes import Routes
-from pool.slabs import Slabs
+from pool.slabs import Slab, Slabs
 from pool.topology import NO_TOPOLOGY, Topology
+from pool.way import Way
 from pool.wire import close_all
 
 log = logging.getLogger("pool")
@@ -53,13 +55,18 @@ class Device:
 class Devices:
     """`gpus` may be empty: then there is nothing here, and every device is unknown."""
 
-    def __init__(self, arena: Arena, gpus: Sequence[Gpu] = (), topology: Topology = NO_TOPOLOGY) -> None:
-        self._arena = arena
+    def __init__(self, arena: Arena, way: Way, gpus: Sequence[Gpu] = (), topology: Topology = NO_TOPOLOGY) -> None:
+        self._arena, self._way = arena, way
         self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
         self._slabs: dict[str, Slabs] = {}
+        self._there: dict[str, dict[int, Slab]] = {}
+        """Of sets that came in memory which was mapped, and pinned, before."""
         self._mapping: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._devices)
 
     def __contains__(self, weight_set: str) -> bool:
         return any(weight_set in device.residents for device in self._devices.values())
@@ -80,11 +87,27 @@ class Devices:
         except OSError as error:
             log.warning("not_mapped", extra={"weight_set": manifest.weight_set, "why": str(error)})
             return
-        lane = next(iter(self._devices.values())).lane  # pinned for every device of this process
         for part in list(slabs.parts):
-            while part.to_pin:
-                await lane.submit(Turn.SPARE, functools.partial(part.pin, lane.gpu))
+            await self.pin(part)
         log.info("registered", extra={"weight_set": manifest.weight_set, "bytes": slabs.registered_bytes})
+
+    async def pin(self, slab: Slab) -> None:
+        """All of it, for every device of this process, whenever nobody waits for one."""
+        lane = next(iter(self._devices.values())).lane
+        while slab.to_pin:
+            await lane.submit(Turn.SPARE, functools.partial(slab.pin, lane.gpu))
+
+    async def unpin(self, slab: Slab | None) -> None:
+        """Unpin and unmap."""
+        if slab is not None:
+            lane = next(iter(self._devices.values())).lane
+            await lane.submit(Turn.SPARE, functools.partial(slab.unregister, lane.gpu))
+            unmap(slab.address, slab.size)
+
+    def brought(self, weight_set: str, there: dict[int, Slab]) -> None:
+        """A new set, some of whose segments are mapped already."""
+        if there:
+            self._there[weight_set] = there
 
     async def _mapped(self, manifest: Manifest) -> Slabs:
         async with self._mapping.setdefault(manifest.weight_set, asyncio.Lock()):
@@ -94,19 +117,17 @@ class Devices:
                 count = len(manifest.segments) - manifest.host_segments
                 fds = self._arena.open(manifest)
                 try:
-                    slabs.map(fds[:count], manifest.segments[:count])
+                    slabs.map(fds[:count], manifest.segments[:count], self._there.get(manifest.weight_set, {}))
                 finally:
                     close_all(fds)
                 self._slabs[manifest.weight_set] = slabs
         return slabs
 
-    async def forget(self, weight_set: str) -> None:
-        """The set leaves the host; nobody holds it on a device."""
+    def forget(self, weight_set: str) -> dict[int, Slab]:
+        """The set leaves the host, and nobody holds it on a device; what is mapped of it is the caller's, by segment."""
         self._mapping.pop(weight_set, None)
-        if (slabs := self._slabs.pop(weight_set, None)) is not None:
-            lane = next(iter(self._devices.values())).lane
-            await lane.submit(Turn.SPARE, functools.partial(slabs.unregister, lane.gpu))
-            slabs.unmap()
+        slabs = self._slabs.pop(weight_set, None)
+        return self._there.pop(weight_set, {}) | (dict(enumerate(slabs.parts)) if slabs is not None else {})
 
     async def replaced(self, weight_set: str) -> None:
         """The set was corrupt and its files are other ones now: nobody else gets what was copied from the old ones."""
@@ -116,7 +137,8 @@ class Devices:
         travelling = [one.filled for device in self._devices.values() for one in device.former if one.weight_set == weight_set]
         if travelling:
             await asyncio.wait(travelling)  # copies run from the old mapping
-        await self.forget(weight_set)
+        for slab in self.forget(weight_set).values():
+            await self.unpin(slab)
 
     # ---- devices --------------------------------------------------------------------------------------------
 
@@ -147,6 +169,7 @@ class Devices:
                 return fill(device.lane.gpu, slabs, tell, routes)
 
         def settle(done: asyncio.Future[Filled]) -> None:
+            self._way.leave()
             if (error := done.exception()) is None:
                 result = done.result()
                 shards = {shard.via: shard.copied_bytes for shard in result.shards}
@@ -159,6 +182,7 @@ class Devices:
                     future.set_exception(error)
                     future.exception()  # whoever waits has it from the future; it may be that nobody does
 
+        self._way.enter()
         device.lane.submit(Turn.NOW, work).add_done_callback(settle)
         return Resident(slabs.weight_set, exported, filled, size_bytes=slabs.size_bytes)
 

@@ -1,6 +1,6 @@
 """Where each tensor of a weight set lies. Pure: the same tensors give the same layout anywhere."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from blake3 import blake3
@@ -52,6 +52,24 @@ def lay_out(entries: Iterable[Entry], *, segment_bytes: int = SEGMENT_BYTES) -> 
         placed.append(Placed(entry=entry, segment=len(ends) - 1, offset=start))
     segments = tuple([_up(end, LARGE_ALIGN) for end in ends[:-1]] + [max(_up(end, PAGE), PAGE) for end in ends[-1:]])
     return Layout(segments=segments, tensors=tuple(placed), digest=_digest(segments, placed))
+
+
+Gaps = Mapping[int, Sequence[tuple[int, int]]]
+"""Segment -> (offset, size) of what no tensor covers."""
+
+
+def gaps(segments: Sequence[int], covered: Iterable[tuple[int, int, int]]) -> Gaps:
+    """covered: (segment, offset, size) of each tensor; they may overlap."""
+    found: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(segments))}
+    ends = [0] * len(segments)
+    for number, offset, size in sorted(covered):
+        if offset > ends[number]:
+            found[number].append((ends[number], offset - ends[number]))
+        ends[number] = max(ends[number], offset + size)
+    for number, size in enumerate(segments):
+        if ends[number] < size:
+            found[number].append((ends[number], size - ends[number]))
+    return found
 
 
 def _up(size: int, align: int) -> int:

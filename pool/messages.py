@@ -198,6 +198,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     dropped: tuple[Dropped, ...] = ()
     """Since the daemon's start, the last 100."""
     devices: tuple[DeviceState, ...] = ()
+    ready_bytes: int = 0
+    """Memory without a set that the host has given already: it makes room whenever a set needs it."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):

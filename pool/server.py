@@ -37,12 +37,14 @@ from pool.messages import (
     Staged,
     Verify,
 )
+from pool.ready import Ready
 from pool.references import References
 from pool.residency import Refused, Residency
 from pool.stage import Cancelled, Progress
 from pool.stagings import Stagings
 from pool.talk import SEND_S, WORD_S, hand_over, send, talking
 from pool.topology import NO_TOPOLOGY, Topology
+from pool.way import Way
 from pool.wire import REQUEST_LIMIT, AsyncChannel, WireBroken, close_all
 
 CONNECTIONS = 1024
@@ -54,11 +56,22 @@ log = logging.getLogger("pool")
 
 
 class Server:
-    def __init__(self, arena: Arena, residency: Residency, gpus: Sequence[Gpu] = (), topology: Topology = NO_TOPOLOGY) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        residency: Residency,
+        gpus: Sequence[Gpu] = (),
+        topology: Topology = NO_TOPOLOGY,
+        *,
+        ready_bytes: int = 0,
+    ) -> None:
+        """ready_bytes: of memory without a set, at most."""
         self.arena = arena
         self.residency = residency
-        self.devices = Devices(arena, gpus, topology)
-        self.stagings = Stagings(arena, residency, self.devices.replaced)
+        way = Way()
+        self.devices = Devices(arena, way, gpus, topology)
+        self.ready = Ready(arena, self.devices, way, lambda: self._may_be_ready(ready_bytes))
+        self.stagings = Stagings(arena, residency, self.devices, self.ready, way)
         self.deposits = Deposits(self.stagings)
         self._connections: set[asyncio.Task[None]] = set()
         self.checks = Checks(arena, residency, self._remove)
@@ -74,7 +87,14 @@ class Server:
         log.info("adopted", extra={"sets": [manifest.weight_set for manifest in sound], "leftovers_removed": removed})
         if self.residency.used_bytes > self.residency.budget_bytes:
             log.warning("over_budget", extra={"used": self.residency.used_bytes, "budget": self.residency.budget_bytes})
+        largest = max(sound, key=lambda manifest: manifest.size_bytes, default=None)
+        self.ready.start(largest.segments if largest is not None else ())
         self._checking = asyncio.create_task(self.checks.all(sound), name="check adopted sets")
+
+    def _may_be_ready(self, limit_bytes: int) -> int:
+        """Of the budget only what no set has; of the host's memory no more than half of what is left."""
+        unused = self.residency.budget_bytes - self.residency.used_bytes
+        return max(min(limit_bytes, unused, self.ready.size_bytes + self.arena.room() // 2), 0)
 
     async def serve(self, listener: socket.socket) -> None:
         """Until cancelled."""
@@ -97,6 +117,7 @@ class Server:
             task.cancel()
         await self.stagings.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.ready.close()
         await self.devices.close()
         self.checks.close()
 
@@ -226,7 +247,8 @@ class Server:
 
     async def _describe(self) -> Described:
         described = self.residency.describe(os.getpid())
-        return msgspec.structs.replace(described, devices=await self.devices.describe())
+        devices = await self.devices.describe()
+        return msgspec.structs.replace(described, devices=devices, ready_bytes=self.ready.size_bytes)
 
     async def _drop(self, weight_set: str) -> None:
         self.residency.leave(weight_set)
@@ -242,8 +264,14 @@ class Server:
         await self._remove(weight_set)
 
     async def _remove(self, weight_set: str) -> None:
+        resident = self.residency.sets[weight_set]
         grave = self.arena.bury(weight_set)
         self.residency.remove(weight_set)
-        await self.devices.forget(weight_set)
+        slabs = self.devices.forget(weight_set)
+        if resident.bad:  # its memory may be what is bad
+            for slab in slabs.values():
+                await self.devices.unpin(slab)
+        else:
+            await self.ready.recycle(grave, resident.manifest, slabs)
         await asyncio.to_thread(shutil.rmtree, grave)
         log.info("removed", extra={"weight_set": weight_set})

@@ -1,7 +1,7 @@
 """The daemon's own view of its segments, from which devices are filled: mapped once, pinned piece by piece in spare time."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pool.gpu import Gpu
@@ -22,6 +22,11 @@ class Slab:
     refused: bool = False
     """The driver does not pin it: copies from the rest go through the driver's own buffers."""
 
+    @classmethod
+    def over(cls, fd: int, size: int) -> "Slab":
+        """A mapping of a writable file; the descriptor stays the caller's. Raises OSError."""
+        return cls(map_shared(os.dup(fd), size), size)
+
     @property
     def registered(self) -> bool:
         return self.pinned == self.size
@@ -32,6 +37,8 @@ class Slab:
 
     def pin(self, gpu: Gpu) -> None:
         """The next piece. A refusal costs speed only. The pages have been touched: else this runs at a tenth of the speed."""
+        if not self.to_pin:
+            return
         size = min(PIN_BYTES, self.size - self.pinned)
         try:
             gpu.register(self.address + self.pinned, size)
@@ -49,6 +56,7 @@ class Slab:
         for at in range(0, self.pinned, PIN_BYTES):
             gpu.unregister(self.address + at)
         self.pinned = 0
+        self.refused = True  # it is about to be unmapped
 
 
 @dataclass
@@ -66,18 +74,14 @@ class Slabs:
     def registered_bytes(self) -> int:
         return sum(part.pinned for part in self.parts)
 
-    def map(self, fds: Sequence[int], sizes: Sequence[int]) -> None:
-        """Raises OSError; nothing is mapped then."""
+    def map(self, fds: Sequence[int], sizes: Sequence[int], there: Mapping[int, Slab]) -> None:
+        """`there`: segments that are mapped already. Raises OSError; nothing is mapped then."""
         try:
-            for fd, size in zip(fds, sizes, strict=True):
-                self.parts.append(Slab(map_shared(_writable(fd), size), size))
+            for number, (fd, size) in enumerate(zip(fds, sizes, strict=True)):
+                self.parts.append(there.get(number) or Slab(map_shared(_writable(fd), size), size))
         except OSError:
             self.unmap()
             raise
-
-    def unregister(self, gpu: Gpu) -> None:
-        for part in self.parts:
-            part.unregister(gpu)
 
     def unmap(self) -> None:
         for part in self.parts:

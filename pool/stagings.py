@@ -3,16 +3,19 @@
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pool import stage
 from pool.arena import Arena, Draft
-from pool.layout import Layout, lay_out, weight_set_id
+from pool.devices import Devices
+from pool.layout import Layout, gaps, lay_out, weight_set_id
 from pool.manifest import Manifest, Origin
 from pool.messages import Staged, Tensor
+from pool.ready import Ready
 from pool.residency import Refused, Residency
 from pool.safetensors import BadSource, Source, read_source
+from pool.way import Way
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 
@@ -28,8 +31,9 @@ class Staging:
 class Stagings:
     arena: Arena
     residency: Residency
-    replaced: Callable[[str], Awaitable[None]]
-    """Called for a set that was corrupt and has a sound copy in its place."""
+    devices: Devices
+    ready: Ready
+    way: Way
     _running: dict[str, Staging] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Staged]] = field(default_factory=set)
     drafts: set[Draft] = field(default_factory=set)
@@ -67,19 +71,40 @@ class Stagings:
     async def _run(self, path: str, progress: stage.Progress) -> Staged:
         """Never cancelled as a task: `progress.cancel` is what ends it, so that threads are done when it is."""
         begun = time.monotonic()
+        self.way.enter()
         try:
             source = await asyncio.to_thread(read_source, path)
             origin = Origin(path=source.path, files=source.files)
             if (known := self.residency.by_origin(origin)) is not None:
                 return _staged(known.manifest, begun, 0)
             layout = await asyncio.to_thread(lay_out, source.entries)
-            ticket = self.residency.admit(layout.size_bytes, await asyncio.to_thread(self.arena.room) - self.missing())
+            ticket = self.residency.admit(layout.size_bytes, await self.room())
             try:
                 return await self._fill(source, origin, layout, progress, begun)
             finally:
                 self.residency.settle(ticket)
         except BadSource as error:
             raise Refused("bad_source", str(error)) from error
+        finally:
+            self.way.leave()
+
+    async def room(self) -> int:
+        """Bytes that the host can give to a set, those that lie ready included."""
+        return await asyncio.to_thread(self.arena.room) - self.missing() + self.ready.size_bytes
+
+    async def begin(self, sizes: tuple[int, ...], covered: Iterable[tuple[int, int, int]]) -> Draft:
+        """In memory that lies ready, as far as there is any. covered: (segment, offset, size) of each tensor. To be ended."""
+        draft = self.arena.begin(sizes, gaps(sizes, covered))
+        self.drafts.add(draft)
+        draft.use(await self.ready.claim(sizes, free_bytes=self.residency.budget_bytes - self.residency.used_bytes))
+        return draft
+
+    async def end(self, draft: Draft) -> None:
+        """However it ended: what has not become a set is undone. Twice is fine."""
+        self.drafts.discard(draft)
+        if draft.path.exists():
+            await self.ready.take_back(draft)
+            await asyncio.to_thread(draft.discard)
 
     def missing(self) -> int:
         """Promised to other stagings and not yet taken from the host."""
@@ -87,8 +112,8 @@ class Stagings:
 
     async def _fill(self, source: Source, origin: Origin, layout: Layout, progress: stage.Progress, begun: float) -> Staged:
         progress.total_bytes = sum(entry.size_bytes for entry in source.entries)
-        draft = self.arena.begin(layout.segments)
-        self.drafts.add(draft)
+        covered = [(placed.segment, placed.offset, placed.entry.size_bytes) for placed in layout.tensors]
+        draft = await self.begin(layout.segments, covered)
         try:
             tensors = await asyncio.to_thread(stage.copy, source, layout, draft, progress)
             manifest = await self.keep(draft, _manifest(layout, tensors, origin))
@@ -96,9 +121,7 @@ class Stagings:
             code = "no_room" if error.errno in _NO_ROOM else "failed"
             raise Refused(code, f"{source.path} could not be brought in: {error}", need_bytes=layout.size_bytes) from error
         finally:
-            self.drafts.discard(draft)
-            if draft.path.exists():
-                await asyncio.to_thread(draft.discard)
+            await self.end(draft)
         return _staged(manifest, begun, progress.done_bytes)
 
     async def keep(self, draft: Draft, manifest: Manifest) -> Manifest:
@@ -111,7 +134,10 @@ class Stagings:
                 return kept
             await asyncio.to_thread(self.arena.publish, draft, manifest)
             if known is not None:
-                await self.replaced(manifest.weight_set)
+                await self.devices.replaced(manifest.weight_set)
+            there = {number: spare.slab for number, spare in draft.spares.items() if spare.slab is not None}
+            self.devices.brought(manifest.weight_set, there)
+            draft.spares = {}
             self.residency.add(manifest)
             return manifest
 

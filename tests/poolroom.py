@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from pool.arena import READY
 from pool.client import PoolClient
 from pool.place import OWNER, place
 
@@ -55,7 +56,7 @@ class Daemon:
 
     def kept(self) -> list[str]:
         """What lies in the place, sets and drafts."""
-        return sorted({path.name for path in self.root.iterdir()} - {OWNER})
+        return sorted({path.name for path in self.root.iterdir()} - {OWNER, READY})
 
     @property
     def pid(self) -> int:

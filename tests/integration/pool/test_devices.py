@@ -60,10 +60,10 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path, gpu: FakeGpu) -> AsyncIterator[Room]:
+async def opened(path: Path, gpu: FakeGpu, ready_bytes: int = 0) -> AsyncIterator[Room]:
     root = path / "segments"
     root.mkdir(mode=0o700, exist_ok=True)
-    server = Server(Arena(root), Residency(64 * MIB), [gpu])
+    server = Server(Arena(root), Residency(64 * MIB), [gpu], ready_bytes=ready_bytes)
     server.adopt()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
@@ -255,3 +255,54 @@ async def test_a_tensor_outside_its_segment_is_refused(room: Room, tensor: Tenso
     with pytest.raises(PoolRefused) as refused:
         await asyncio.to_thread(deposit, room.socket, room.request(tensors=(tensor,)), room.write)
     assert refused.value.code == "bad_layout"
+
+
+async def test_memory_lies_pinned_for_the_next_set_of_a_configuration(tmp_path: Path) -> None:
+    gpu = FakeGpu()
+    size = SHARED + 2 * MIB
+    async with opened(tmp_path, gpu, ready_bytes=2 * size) as room:
+        first = await room.deposit()
+        await until(lambda: sum(gpu.registered.values()) == 2 * size + PAGE)  # the set, and as much again
+        pinned = dict(gpu.registered)
+        room.weights = room.weights[::-1]
+        second = await room.deposit()
+        assert second != first
+        attachment = await room.attach(second)
+        assert read(attachment.fds[0], 0, SHARED) == room.weights
+        assert read(attachment.fds[1], 0, 512 + MIB) == bytes(512) + room.weights[:MIB]
+        assert pinned.items() <= gpu.registered.items(), "nothing was pinned for it"
+        await asyncio.to_thread(attachment.release)
+
+
+async def test_what_a_set_leaves_stays_pinned_and_is_zeroed_between_the_next_ones_tensors(tmp_path: Path) -> None:
+    gpu = FakeGpu()
+    async with opened(tmp_path, gpu, ready_bytes=16 * MIB) as room:
+        first = await room.deposit()
+        await until(lambda: sum(gpu.registered.values()) == 2 * (SHARED + 2 * MIB) + PAGE)
+        async with await PoolClient.connect(room.socket) as client:
+            await client.drop(first)
+            assert (await client.describe()).ready_bytes >= SHARED + 2 * MIB
+        before = dict(gpu.registered)
+        room.weights = room.weights[::-1]
+        attachment = await room.attach(await room.deposit())
+        assert set(gpu.registered) == set(before)
+        assert read(attachment.fds[1], 0, 2 * MIB) == bytes(512) + room.weights[:MIB] + bytes(MIB - 512)
+        await asyncio.to_thread(attachment.release)
+
+
+async def test_a_deposit_that_comes_to_nothing_gives_its_memory_back_ready(tmp_path: Path) -> None:
+    gpu = FakeGpu()
+    async with opened(tmp_path, gpu, ready_bytes=16 * MIB) as room:
+        await room.deposit()
+        await until(lambda: sum(gpu.registered.values()) == 2 * (SHARED + 2 * MIB) + PAGE)
+        pinned = dict(gpu.registered)
+        ready = (await room.described()).ready_bytes
+
+        def dies(fds: list[int]) -> None:
+            raise RuntimeError("the engine died")
+
+        with pytest.raises(RuntimeError):
+            await asyncio.to_thread(deposit, room.socket, room.request(), dies)
+        await until(lambda: not list((room.path / "segments").glob("draft-*")))
+        assert (await room.described()).ready_bytes == ready
+        assert gpu.registered == pinned

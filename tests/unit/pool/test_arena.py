@@ -14,7 +14,7 @@ def publish(arena: Arena, name: str = "ws_a") -> Manifest:
     manifest = Manifest(
         weight_set=name, layout_digest="", segments=(4096, 8192), tensors=(), origins=(Origin(path="/", files=()),)
     )
-    draft = arena.begin(manifest.segments)
+    draft = arena.begin(manifest.segments, {})
     for number in range(2):
         draft.allocate(number)
     assert draft.missing_bytes == 0
@@ -60,7 +60,7 @@ def test_only_whole_sets_are_adopted(tmp_path: Path) -> None:
     (tmp_path / renamed.weight_set).rename(tmp_path / "ws_other")
     manifest = tmp_path / torn.weight_set / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-20])
-    arena.begin((4096,)).allocate(0)
+    arena.begin((4096,), {}).allocate(0)
     (tmp_path / "stray").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / good.weight_set)
     sound, removed = arena.adopt()
@@ -82,7 +82,7 @@ def test_segments_are_sealed_and_opened_for_reading_only(tmp_path: Path) -> None
 
 def test_a_draft_that_finds_no_room_is_discarded_whole(tmp_path: Path) -> None:
     arena = Arena(tmp_path)
-    draft = arena.begin((4096, 1 << 60))
+    draft = arena.begin((4096, 1 << 60), {})
     draft.allocate(0)
     with pytest.raises(OSError, match=r"No space|too large|File too"):
         draft.allocate(1)

@@ -1,0 +1,182 @@
+"""Memory made ready ahead of need, in spare time: touched, mapped and pinned where there are devices.
+
+What leaves the pool is kept for what comes next, as far as the budget has room for it. Idle means idle: once all is ready
+nothing runs here.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pool.arena import READY, Arena, Draft
+from pool.devices import Devices
+from pool.manifest import Manifest, segment_name
+from pool.slabs import Slab
+from pool.spares import Make, Shed, Spare, matched, next_step
+from pool.way import Way
+
+CHUNK_BYTES = 32 << 20
+"""Touched at once: some 10 ms, which is what a wake may have to wait."""
+SETTLE_S = 1.0
+"""After the last change: what comes in a row is not disturbed."""
+log = logging.getLogger("pool")
+
+
+class Ready:
+    """Books in the event loop's thread. `allowed`: bytes that may lie ready at the moment, by limit, budget and host."""
+
+    def __init__(self, arena: Arena, devices: Devices, way: Way, allowed: Callable[[], int]) -> None:
+        self._arena, self._devices, self._way, self._allowed = arena, devices, way, allowed
+        self._wanted: tuple[int, ...] = ()
+        self._spares: list[Spare] = []
+        self._changed = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "pool-ready", initializer=_yield_to_others)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(spare.size for spare in self._spares)
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(spare.slab.pinned for spare in self._spares if spare.slab is not None)
+
+    def start(self, wanted: Sequence[int]) -> None:
+        """Take over what an earlier daemon had ready. wanted: sizes that are likely to be asked for."""
+        if (self._arena.root / READY).is_dir():
+            self._spares = [spare for path in sorted((self._arena.root / READY).iterdir()) if (spare := _adopted(path))]
+        self._wanted = tuple(wanted)
+        self._task = asyncio.create_task(self._run(), name="make memory ready")
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Nothing stays."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown()
+        for spare in self._spares:
+            os.close(spare.fd)
+        await asyncio.to_thread(shutil.rmtree, self._arena.root / READY, True)
+
+    # ---- for sets that come and go --------------------------------------------------------------------------
+
+    async def claim(self, sizes: tuple[int, ...], *, free_bytes: int) -> dict[int, Spare]:
+        """Segment -> memory for it. What stays ready leaves room in the budget (`free_bytes`) and on the host for the rest."""
+        self._wanted = sizes
+        found = matched(self._spares, sizes)
+        for spare in found.values():
+            self._spares.remove(spare)
+        fresh = sum(size for number, size in enumerate(sizes) if number not in found)
+        while self._spares and (self.size_bytes > free_bytes or fresh > await asyncio.to_thread(self._arena.room)):
+            await self._shed(max(self._spares, key=lambda spare: spare.size))
+        self._changed.set()
+        return found
+
+    async def take_back(self, draft: Draft) -> None:
+        """The draft comes to nothing: its memory does not."""
+        for number, spare in draft.spares.items():
+            if spare.path.parent == draft.path and draft.fds[number] < 0:  # sealed, and not published
+                await self._devices.unpin(spare.slab)
+                continue
+            if spare.path.parent == draft.path:
+                draft.fds[number] = -1
+                spare.path = spare.path.rename(self._path())
+                spare.dirty = True
+            self._spares.append(spare)
+        draft.spares = {}
+        self._changed.set()
+
+    async def recycle(self, grave: Path, of: Manifest, slabs: dict[int, Slab]) -> None:
+        """A set has left: keep of its memory what there is room for; the rest is unpinned and goes with the grave."""
+        for number, size in enumerate(of.segments):
+            slab = slabs.get(number)
+            if self.size_bytes + size <= self._allowed() and (slab is not None or not self._devices):
+                path = (grave / segment_name(number)).rename(self._path())
+                os.chmod(path, 0o600)
+                self._spares.append(Spare(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size, dirty=True, slab=slab))
+            else:
+                await self._devices.unpin(slab)
+        if not self._wanted:
+            self._wanted = of.segments
+        self._changed.set()
+
+    # ---- in spare time --------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await asyncio.sleep(SETTLE_S)
+            try:
+                while await self._step():
+                    pass
+            except OSError as error:  # the host has no more: the next change asks again
+                log.warning("not_ready", extra={"why": str(error)})
+            log.info("ready_ahead", extra={"bytes": self.size_bytes, "pinned": self.pinned_bytes})
+
+    async def _step(self) -> bool:
+        """One piece of work; False: nothing is left to do."""
+        await self._way.clear()
+        if (unpinned := next((one for one in self._spares if self._devices and _to_pin(one)), None)) is not None:
+            if unpinned.slab is None:
+                unpinned.slab = Slab.over(unpinned.fd, unpinned.size)
+            await self._devices.pin(unpinned.slab)
+            return True
+        match next_step([spare.size for spare in self._spares], self._wanted, self._allowed()):
+            case Make(size_bytes=size):
+                await self._make(size)
+            case Shed(size_bytes=size):
+                await self._shed(next(spare for spare in self._spares if spare.size == size))
+            case None:
+                return False
+        return True
+
+    async def _make(self, size: int) -> None:
+        path = self._path()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        loop = asyncio.get_running_loop()
+        try:
+            for at in range(0, size, CHUNK_BYTES):
+                await self._way.clear()
+                await loop.run_in_executor(self._thread, os.posix_fallocate, fd, at, min(CHUNK_BYTES, size - at))
+        except BaseException:
+            os.close(fd)
+            path.unlink()
+            raise
+        self._spares.append(Spare(path, fd, size, dirty=False))
+
+    async def _shed(self, spare: Spare) -> None:
+        self._spares.remove(spare)
+        await self._devices.unpin(spare.slab)
+        os.close(spare.fd)
+        await asyncio.to_thread(spare.path.unlink)
+
+    def _path(self) -> Path:
+        directory = self._arena.root / READY
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return directory / secrets.token_hex(8)
+
+
+def _to_pin(spare: Spare) -> bool:
+    return spare.slab is None or spare.slab.to_pin
+
+
+def _adopted(path: Path) -> Spare | None:
+    """A file that was wholly given by the host; anything else goes."""
+    state = path.stat()
+    if not state.st_size or state.st_blocks * 512 < state.st_size:
+        path.unlink()
+        return None
+    return Spare(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), state.st_size, dirty=True)
+
+
+def _yield_to_others() -> None:
+    """Linux: a thread has a niceness of its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

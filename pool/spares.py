@@ -1,0 +1,78 @@
+"""Segments without a set: memory that the host has given already, so that nobody waits for pages. Which to have is pure."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pool.slabs import Slab
+
+
+@dataclass(eq=False)
+class Spare:
+    path: Path
+    fd: int
+    """Open for reading and writing."""
+    size: int
+    dirty: bool
+    """An earlier set's bytes are in it: gaps between tensors are to be zeroed."""
+    slab: Slab | None = None
+    """Where there are devices: the daemon's mapping, pinned or about to be."""
+
+    def become(self, path: Path, size: int) -> int:
+        """The segment of a set, of this size; its descriptor. Raises OSError."""
+        self.path.rename(path)
+        self.path = path
+        if size < self.size:
+            os.ftruncate(self.fd, size)
+        elif size > self.size:
+            os.posix_fallocate(self.fd, 0, size)
+        self.size = size
+        return self.fd
+
+
+class Make(msgspec.Struct, frozen=True):
+    size_bytes: int
+
+
+class Shed(msgspec.Struct, frozen=True):
+    size_bytes: int
+
+
+def next_step(have: Sequence[int], wanted: Sequence[int], allowed_bytes: int) -> Make | Shed | None:
+    """Towards as many of the wanted sizes as are allowed, the first ones first.
+
+    1. too much: shed a size that nobody wants, else the largest;
+    2. a wanted size is missing and fits: make it;
+    3. it would fit in the place of what nobody wants: shed that.
+    """
+    surplus = Counter(have) - Counter(wanted)
+    if sum(have) > allowed_bytes:
+        return Shed(max(surplus or have))
+    kept = sum(have) - sum(size * count for size, count in surplus.items())
+    missing = Counter(wanted) - Counter(have)
+    for size in wanted:
+        if missing[size] and sum(have) + size <= allowed_bytes:
+            return Make(size)
+        if missing[size] and surplus and kept + size <= allowed_bytes:
+            return Shed(max(surplus))
+    return None
+
+
+def matched(have: Sequence[Spare], sizes: Sequence[int]) -> dict[int, Spare]:
+    """Which spare becomes which segment: equal sizes first, then any within a factor of two; a mapped one keeps its size."""
+    left, found = list(have), dict[int, Spare]()
+    for number, size in enumerate(sizes):
+        if (spare := next((one for one in left if one.size == size), None)) is not None:
+            found[number] = spare
+            left.remove(spare)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        size = sizes[number]
+        near = [one for one in left if one.slab is None and max(one.size, size) <= 2 * min(one.size, size)]
+        if number not in found and near:
+            found[number] = spare = min(near, key=lambda one: abs(one.size - size))
+            left.remove(spare)
+    return found
