@@ -12,16 +12,20 @@ from typing import Final
 
 import msgspec
 import psutil
-import pynvml
 
 from compose.check import Check
 from compose.directory import ROOM_BYTES
 from compose.embedded import nats
 from compose.embedded.cluster import Cluster, orphans
 from compose.embedded.refusal import ServerRefusal
+from compose.gpus import look
 from compose.imagechecks import image_checks
+from compose.remains import belonging
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
+from worker.engines.vllm_faults import users
+from worker.gpulocks import place as lock_place
+from worker.gpus import processes
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
 PYTHONS: Final = ((3, 11), (3, 13))
@@ -29,8 +33,9 @@ PYTHONS: Final = ((3, 11), (3, 13))
 
 def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     """Run every check for a plane in `data` on `port`. `running`: a plane runs there, so its port is taken rightly."""
-    for check in (_python, _transformers, _memory, _devices):
+    for check in (_python, _transformers, _memory):
         yield check()
+    yield from _devices(data)
     yield _disk(data)
     yield from _servers(data)
     yield _shared_memory(data)
@@ -107,22 +112,34 @@ def _shared_memory(data: Path) -> Check:
     return Check(name="shared memory", verdict="ok", found=found)
 
 
-def _devices() -> Check:
-    """GPUs, as NVML sees them."""
-    try:
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # no driver, no library
-        return Check(name="devices", verdict="ok", found="no GPU: devices are declared shares of host memory")
-    return Check(
-        name="devices", verdict="note",
-        found=f"{len(names)} GPUs ({', '.join(sorted(set(names)))}), which this version does not use: it serves on the CPU",
-        cure="Declare devices as shares of host memory in the settings' [node] table.",
-    )  # fmt: skip
+def _devices(data: Path) -> Iterator[Check]:
+    """GPUs, as NVML sees them, what is missing to use them, and who else has their memory."""
+    found = look(None)
+    if not found.gpus:
+        yield Check(name="devices", verdict="ok", found="no GPU: devices are declared shares of host memory")
+        return
+    names = ", ".join(f"{gpu.name}, {human_bytes(gpu.size_bytes)}" for gpu in found.gpus)
+    if found.missing:
+        yield Check(
+            name="devices", verdict="note", found=f"{len(found.gpus)} GPUs ({names}) are not used: {found.missing} is missing",
+            cure="pip install 'enginehouse[gpu]'",
+        )  # fmt: skip
+    else:
+        yield Check(name="devices", verdict="ok", found=f"{len(found.gpus)} GPUs: {names}")
+    place, word = lock_place(Path("/run/lock"))
+    yield Check(
+        name="gpu locks",
+        verdict="note" if word else "ok",
+        found=word or f"in {place}, for all planes of this machine",
+        cure="Make /run/lock/enginehouse writable for those who run planes here." if word else "",
+    )
+    ours = {one.pid for one in belonging(data)} if data.exists() else set()
+    for gpu in found.gpus:
+        if others := {pid: size for pid, size in processes(gpu.uuid).items() if pid not in ours}:
+            yield Check(
+                name="gpu memory", verdict="note", found=f"gpu{gpu.index} is {users(others)}, which no plane here started",
+                cure="End them, or leave this GPU out of gpus in the settings' [node] table.",
+            )  # fmt: skip
 
 
 def _left(clusters: list[Path]) -> Check:

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from compose.directory import Directory
+from compose.gpus import Found, look
 from compose.refusal import EnvironmentRefusal
 from controlplane.plane import PlaneDevice
 from controlplane.quantities import human_bytes
@@ -13,7 +14,7 @@ from controlplane.settings import DeviceSettings, NodeSettings
 
 DEFAULT_SHARE: Final = 4
 """Unless the settings say otherwise, one device and the pool take a quarter of the memory each: the half that is left is
-for the operating system, the file cache and the engines' own working memory."""
+for the operating system, the file cache and the engines' own working memory. Beside GPUs the pool takes half of it."""
 _ROUND: Final = 64 << 20
 
 
@@ -25,26 +26,35 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     criu: str = ""
     image_quota_bytes: int = 0
     image_pins: tuple[str, ...] = ()
+    note: str = ""
+    """What a person should know of it."""
 
 
 def offer(settings: NodeSettings, directory: Directory) -> Offer:
     """Raises EnvironmentRefusal when it comes to more memory than the machine has."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     share = memory // DEFAULT_SHARE // _ROUND * _ROUND
-    declared = settings.devices or (DeviceSettings(name="cpu0", size_bytes=share),)
-    pool = share if settings.pool_bytes is None else settings.pool_bytes
+    found = look(settings.gpus)
+    declared = settings.devices or (() if found.devices else (DeviceSettings(name="cpu0", size_bytes=share),))
+    pool = share * (2 if found.devices else 1) if settings.pool_bytes is None else settings.pool_bytes
     need = pool + sum(device.size_bytes for device in declared)
     if need > memory:
         raise EnvironmentRefusal(
             "memory", f"Devices and pool come to {human_bytes(need)}; this machine has {human_bytes(memory)}.",
             "Declare smaller devices or a smaller pool_bytes in the settings' [node] table.",
         )  # fmt: skip
-    devices = tuple(
+    devices = found.devices + tuple(
         PlaneDevice(device=directory.device_uuid(one.name), name=one.name, kind="cpu", size_bytes=one.size_bytes)
         for one in declared
     )
     deadlines = {} if settings.drain_ms is None else {"drain": settings.drain_ms / 1000}
     return Offer(
-        devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu,
+        devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu, note=_note(found),
         image_quota_bytes=settings.image_quota_bytes, image_pins=settings.image_pins,
     )  # fmt: skip
+
+
+def _note(found: Found) -> str:
+    if not found.gpus or not found.missing:
+        return ""
+    return f"{len(found.gpus)} GPUs are not used: {found.missing} is missing; pip install 'enginehouse[gpu]'"

@@ -47,6 +47,7 @@ def _deadlines(plane: Plane) -> dict[str, str]:
 
 def _pool(plane: Plane) -> ChildSpec:
     socket = Path(plane.pool_socket)
+    gpus = {known.device for known in plane.devices if known.kind == "gpu"}
 
     def prepare() -> None:
         socket.parent.mkdir(mode=0o700, exist_ok=True)
@@ -57,7 +58,9 @@ def _pool(plane: Plane) -> ChildSpec:
         except (OSError, TimeoutError):
             return False
         try:
-            return (await client.describe()).budget_bytes == plane.pool_bytes  # another budget: it must start anew
+            said = await client.describe()
+            seen = {one.device for one in said.devices}
+            return said.budget_bytes == plane.pool_bytes and seen == gpus  # else it must start anew
         except (OSError, TimeoutError, PoolRefused):
             return False
         finally:
@@ -65,8 +68,9 @@ def _pool(plane: Plane) -> ChildSpec:
 
     # It is asked to end only when the plane ends in order, and then nothing is to stay in memory.
     options = ("--socket", str(socket), "--directory", str(socket.parent), "--budget", str(plane.pool_bytes), "--forget")
-    argv = (*PYTHON, "pool.daemon", *options)
-    return ChildSpec(name="pool", argv=argv, prepare=prepare, ready=ready, survives=True)
+    argv = (*PYTHON, "pool.daemon", *options, *(["--gpus"] if gpus else []))
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(sorted(gpus))} if gpus else {}
+    return ChildSpec(name="pool", argv=argv, environment=environment, prepare=prepare, ready=ready, survives=True)
 
 
 def pool_note(plane: Plane) -> str | None:

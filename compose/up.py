@@ -88,7 +88,7 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
         await embedded.start()
     await migrate(given.owner_url)
     children |= {spec.name: supervisor.add(spec) for spec in parts.hands(plane)}
-    if note := parts.pool_note(plane):
+    for note in filter(None, (offered.note, parts.pool_note(plane))):
         say(note)
     # While the children import what they need, so do we; before, it would have kept them waiting.
     from compose.attendance import attend  # noqa: PLC0415

@@ -22,7 +22,6 @@ _IDLE: Final = ("sleep", "checkpoint", "saved", "cold")
 LATER: Final = {
     "priority": "priority classes are not in this version; take the key out: requests are served first come, first served",
     "share.gpus": "models over several devices are not in this version; write a share of one device, at most 1",
-    "engine": 'engine "vllm" is not in this version; write engine = "transformers"',
 }
 """Settings that this version knows by name and does not have, with what to do."""
 
@@ -94,8 +93,6 @@ def _table(value: object, key: str) -> Mapping[str, object]:
 
 
 def _engine(value: object) -> EngineName:
-    if value == "vllm":
-        raise later("engine")
     for name in get_args(EngineName):
         if value == name:
             engine: EngineName = name

@@ -20,8 +20,9 @@ _DEVICE_LEAST: Final = 1 << 20
 """A cell of a smaller device would be less than 32 pages."""
 _TABLES: Final = ("node", "images", "model")
 _IMAGE_KEYS: Final = ("quota", "pin")
-_NODE_KEYS: Final = ("pool_bytes", "devices", "drain", "criu")
+_NODE_KEYS: Final = ("pool_bytes", "devices", "gpus", "drain", "criu")
 _QUOTA_LEAST: Final = 1 << 20
+_GPU: Final = re.compile(r"GPU-[0-9A-Za-z-]{1,60}", re.ASCII)
 _FILE_LIMIT: Final = 1 << 20
 
 
@@ -37,6 +38,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     pool_bytes: int | None = None
     devices: tuple[DeviceSettings, ...] = ()
+    gpus: tuple[str, ...] | None = None
+    """UUIDs of those that the plane may use; None: all that there are."""
     drain_ms: int | None = None
     """How long requests may go on running on an engine that is to leave its device; then they are cut."""
     criu: str = ""
@@ -143,7 +146,20 @@ def _node(fields: object) -> NodeSettings:
     if len(set(names)) < len(names):
         raise invalid("node.devices", f"{', '.join(names)}: two devices have one name")
     drain = _drain(fields["drain"]) if "drain" in fields else None
-    return NodeSettings(pool_bytes=pool, devices=found, drain_ms=drain, criu=_program(fields.get("criu", "")))
+    return NodeSettings(
+        pool_bytes=pool, devices=found, gpus=_gpus(fields.get("gpus", "all")), drain_ms=drain,
+        criu=_program(fields.get("criu", "")),
+    )  # fmt: skip
+
+
+def _gpus(value: object) -> tuple[str, ...] | None:
+    if value == "all":
+        return None
+    if not isinstance(value, list) or not all(isinstance(one, str) and _GPU.fullmatch(one) for one in value):
+        raise invalid(
+            "node.gpus", f'{value!r} is neither "all" nor a list of UUIDs such as ["GPU-..."] (nvidia-smi -L shows them)'
+        )
+    return tuple(value)
 
 
 def _images(fields: object) -> tuple[int, tuple[str, ...]]:

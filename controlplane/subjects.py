@@ -84,6 +84,28 @@ class InstanceBeat(msgspec.Struct, frozen=True, kw_only=True):
     bytes_used: int
 
 
+class DeviceBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU's memory in use, by owner, as its driver counts it. Shares of host memory have no such ledger."""
+
+    skeletons: int = 0
+    """Contexts, kernels and graphs of engines."""
+    kv: int = 0
+    own_weights: int = 0
+    """In engines' own memory: being loaded, to be brought into the pool."""
+    pool_context: int = 0
+    pool_sets: int = 0
+    """Weight sets, each counted once, whoever maps it."""
+    foreign: dict[int, int] = {}
+    """Process id -> bytes, of processes that are not this plane's."""
+    driver: int = 0
+    """In no process's name."""
+
+    @property
+    def total(self) -> int:
+        mine = self.skeletons + self.kv + self.own_weights + self.pool_context + self.pool_sets
+        return mine + sum(self.foreign.values()) + self.driver
+
+
 class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Once a second from each worker on `beat.node.<n>`, and at once when progress changes (at most 10/s)."""
 
@@ -95,6 +117,8 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     pool_ok: bool
     device_bytes: dict[str, int]
     """Measured bytes in use per device UUID."""
+    owners: dict[str, DeviceBytes] = {}
+    """Of GPUs: whose those bytes are."""
     instances: tuple[InstanceBeat, ...] = ()
     progress: tuple[Progress, ...] = ()
 

@@ -79,7 +79,7 @@ class Workman:
         self.shelf = Shelf(plant.prepare, plant.plane.pool_socket)
         self.reporter = Reporter(self, "n1")
         self.stock = Stock(self.shelf, lambda: self.desired, self.reporter.report, board)
-        self.locks = Locks(plant.data / "run" / "locks")
+        self.locks = Locks.of(plant.plane)
         self.images = Cabinet.open(plant.data, "n1", self.reporter.report, quota_bytes=plant.image_quota_bytes)
         self.wishes = Wishes(self.images, lambda: self.desired, plant.image_pins)
         site = Site(

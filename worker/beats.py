@@ -9,7 +9,10 @@ import structlog
 
 from controlplane import subjects
 from controlplane.bus import Bus
-from controlplane.subjects import InstanceBeat, NodeBeat
+from controlplane.subjects import DeviceBytes, InstanceBeat, NodeBeat
+from pool.messages import Described
+from worker import gpus
+from worker.ledger import Resident, ledger
 from worker.local import LocalInstance
 from worker.observe import measured
 from worker.occupancy import used_bytes
@@ -33,6 +36,7 @@ class Beats:
         self._incarnation = incarnation
         self._instances: tuple[InstanceBeat, ...] = ()
         self._devices: dict[str, int] = {}
+        self._owners: dict[str, DeviceBytes] = {}
         self._pool = (0, site.plane.pool_bytes, False)
 
     async def run(self) -> None:
@@ -52,7 +56,7 @@ class Beats:
         used, budget, ok = self._pool
         return NodeBeat(
             node=self._site.plane.node, incarnation=self._incarnation, at_ms=now_ms(), pool_used_bytes=used,
-            pool_budget_bytes=budget, pool_ok=ok, device_bytes=self._devices, instances=self._instances,
+            pool_budget_bytes=budget, pool_ok=ok, device_bytes=self._devices, owners=self._owners, instances=self._instances,
             progress=self._site.board.shown,
         )  # fmt: skip
 
@@ -78,13 +82,36 @@ class Beats:
         for device, beat in found:
             if device in devices:
                 devices[device] += beat.bytes_used
+        self._owners = await asyncio.to_thread(self._ledgers, described, locals_)
+        devices |= {device: owners.total for device, owners in self._owners.items()}
         self._devices, self._instances = devices, tuple(beat for _, beat in found)
+
+    def _ledgers(self, described: Described | None, locals_: list[LocalInstance]) -> dict[str, DeviceBytes]:
+        """Of each GPU whose driver answers."""
+        if not any(known.kind == "gpu" for known in self._site.plane.devices):
+            return {}
+        residents: dict[str | None, list[Resident]] = {}
+        for local in locals_:
+            if (record := local.directory.read()) is not None and record.engine is not None:
+                residents.setdefault(record.device, []).append(Resident(record.engine.pid, local.engine_state))
+        sets = {one.device: one.resident_bytes for one in described.devices} if described else {}
+        found = {}
+        for known in self._site.plane.devices:
+            if known.kind == "gpu" and (used := gpus.used_bytes(known.device)) is not None:
+                found[known.device] = ledger(
+                    gpus.processes(known.device), used_bytes=used, pool_pid=described.pid if described else 0,
+                    pool_set_bytes=sets.get(known.device, 0), engines=residents.get(known.device, []),
+                )  # fmt: skip
+        return found
 
     async def _instance(self, local: LocalInstance) -> tuple[str | None, InstanceBeat]:
         running, rate, used = 0, 0.0, 0
         record = local.directory.read()
         if record is not None and record.engine is not None and local.seen.engine is not EngineState.DEAD:
-            if record.kind == "fake" and local.engine_state is not None:
+            if self._site.is_gpu(record.device) and local.engine_state is not None:
+                taken = await asyncio.to_thread(gpus.used_by, record.device or "", record.engine.pid)
+                used = local.engine_state.bytes_mapped + (local.engine_state.bytes_private if taken is None else taken)
+            elif record.kind == "fake" and local.engine_state is not None:
                 used = used_bytes(local.engine_state)  # its sizes are scripted, like the declared devices that they are put on
             else:
                 used = (await asyncio.to_thread(measured, record.engine.pid, self._site.data)).used

@@ -61,10 +61,12 @@ def processes(uuid: str) -> dict[int, int]:
     return {}
 
 
-def used_bytes(uuid: str) -> int:
-    """Of a device, by whomever. Raises pynvml.NVMLError."""
-    _session()
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+def used_bytes(uuid: str) -> int | None:
+    """Of a device, by whomever; None: the driver does not say."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _session()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+    return None
 
 
 def leave() -> None:

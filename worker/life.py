@@ -62,7 +62,7 @@ class Life:
         self._shelf = Shelf(prepare, plane.pool_socket)
         self._reporter = Reporter(bus, plane.node)
         self._stock = Stock(self._shelf, lambda: self.desired, self._reporter.report, board)
-        locks = Locks(Path(plane.data) / "run" / "locks")
+        locks = Locks.of(plane)
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
         self._wishes = Wishes(self._images, lambda: self.desired, plane.image_pins)
         self._site = Site(

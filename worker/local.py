@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from worker import gpus, instancedir, processes
+from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
@@ -16,7 +17,7 @@ from worker.plan import EngineState, Goal, Observed
 from worker.processes import Process
 from worker.service import FrontendGone, Service
 from worker.shelf import Shelved
-from worker.site import OWN_LAYOUT, Site
+from worker.site import Site
 
 
 class LocalInstance:

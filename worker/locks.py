@@ -2,15 +2,19 @@
 
 The worker opens and locks the files and hands the descriptors on to the instance's holder. A lock belongs to the
 open file description, so it lives as long as the holder keeps its copy, whatever happens to the worker.
-Each file also remembers the highest grant that ever took its cell: an older one is fenced off.
+Each file also remembers the highest grant that ever took its cell: an older one of the same plane is fenced off.
 """
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
+
+from controlplane.plane import Plane
+from worker import gpulocks
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -18,6 +22,8 @@ class Claim(msgspec.Struct, frozen=True):
 
     grant: int
     instance: str
+    plane: str = ""
+    """Whose grant: numbers of two planes don't compare."""
 
 
 class CellConflict(Exception):
@@ -45,17 +51,29 @@ class Cells:
 
 
 class Locks:
-    """The lock files of a node, `DIR/run/locks/<device>.<cell>`. They are never removed: a removed file can be locked twice."""
+    """The lock files of a node, `DIR/run/locks/<device>.<cell>`; those of GPUs lie in a directory of the whole machine.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    They are never removed: a removed file can be locked twice.
+    """
+
+    def __init__(self, directory: Path, *, plane: str = "", gpus: Collection[str] = (), of_machine: Path | None = None) -> None:
+        self._directory, self._plane, self._gpus = directory, plane, frozenset(gpus)
+        self._of_machine = of_machine or directory
+
+    @staticmethod
+    def of(plane: Plane) -> "Locks":
+        """Those of a plane's node."""
+        directory = Path(plane.data) / "run" / "locks"
+        gpus = {known.device for known in plane.devices if known.kind == "gpu"}
+        name = blake3(f"{plane.data} {plane.node_token}".encode()).hexdigest(length=8)
+        return Locks(directory, plane=name, gpus=gpus, of_machine=gpulocks.place()[0] if gpus else None)
 
     def take(self, device: str, numbers: Sequence[int], *, grant: int, instance: str) -> Cells:
         """Lock cells for a grant: all of them or none. Raises CellConflict, which names who has one."""
         taken: list[int] = []
         try:
             for number in numbers:
-                taken.append(self._take(device, number, Claim(grant, instance)))
+                taken.append(self._take(device, number, Claim(grant, instance, self._plane)))
         except BaseException:
             for descriptor in taken:
                 os.close(descriptor)
@@ -74,10 +92,12 @@ class Locks:
         return None
 
     def _open(self, device: str, number: int) -> int:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{device}.{number}"
         if os.sep in name or name.startswith("."):
             raise ValueError(f"{device!r} is no device")
+        if device in self._gpus:
+            return _open_shared(self._of_machine / name)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _take(self, device: str, number: int, claim: Claim) -> int:
@@ -87,14 +107,15 @@ class Locks:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 other = _claim(descriptor)
-                who = f"instance {other.instance} under grant {other.grant}" if other else "another process"
+                of = "" if other is None or other.plane == self._plane else " of another plane on this machine"
+                who = f"instance {other.instance} under grant {other.grant}{of}" if other else "another process"
                 raise CellConflict(
                     "cell_locked",
                     f"cell {number} of device {device} is locked by {who}; grant {claim.grant} can't have it yet",
                     other,
                 ) from None
             last = _claim(descriptor)
-            if last is not None and last.grant > claim.grant:
+            if last is not None and last.plane == claim.plane and last.grant > claim.grant:
                 raise CellConflict(
                     "cell_fenced",
                     f"cell {number} of device {device} was last taken under grant {last.grant}, newer than {claim.grant}",
@@ -106,6 +127,21 @@ class Locks:
             os.close(descriptor)
             raise
         return descriptor
+
+
+def _open_shared(path: Path) -> int:
+    """A file that every user of the machine may lock. In a sticky directory the kernel lets nobody O_CREAT another's file."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        pass
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, flags)  # made by another in this very moment
+    os.fchmod(descriptor, 0o666)
+    return descriptor
 
 
 def _claim(descriptor: int) -> Claim | None:

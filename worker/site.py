@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Final
 
 import aiohttp
 from msgspec import Struct
@@ -13,9 +12,6 @@ from worker.deadlines import DEFAULT, Deadlines
 from worker.images.cabinet import Cabinet
 from worker.locks import Locks
 from worker.stock import Stock
-
-OWN_LAYOUT: Final = frozenset({"vllm"})
-"""Engines whose weights only a skeleton can bring, in its own layout, and that hold memory of a GPU from their start on."""
 
 
 class Site(Struct, frozen=True, kw_only=True):

@@ -43,7 +43,10 @@ async def start_engine(local: LocalInstance) -> None:
     shelved = local.shelved
     assert shelved is not None, "prepared before"
     spec = shelved.model.spec
-    arguments = msgspec.json.encode(shaping(spec.engine, spec.arguments)).decode()
+    told = shaping(spec.engine, spec.arguments)
+    if local.seen.own_layout:
+        told["max_model_len"] = shelved.facts.context_tokens  # which its configuration is about, asked for or not
+    arguments = msgspec.json.encode(told).decode()
     argv = (
         sys.executable, "-P", "-m", "worker.engines.process", "--instance-dir", str(local.directory.path),
         "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments,

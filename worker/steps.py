@@ -8,12 +8,12 @@ from typing import assert_never
 from controlplane.events import Step
 from worker import occupancy, processes, skeleton
 from worker.desired import Wanted
+from worker.engines.interface import OWN_LAYOUT
 from worker.failure import StepFailed
 from worker.images import steps as images
 from worker.local import LocalInstance
 from worker.plan import EngineState, Goal, Move, Served, StepName
 from worker.service import FrontendGone
-from worker.site import OWN_LAYOUT
 
 
 class Done(Step, frozen=True):

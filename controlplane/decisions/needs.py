@@ -11,18 +11,28 @@ from controlplane.fleet.members import Device, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
-from controlplane.spec import CELLS, ModelFacts, ModelSpec
+from controlplane.spec import CELLS, EngineName, ModelFacts, ModelSpec
 
+KINDS: Final[dict[EngineName, frozenset[str]]] = {
+    "vllm": frozenset({"gpu"}),
+    "transformers": frozenset({"cpu"}),
+    "fake": frozenset({"cpu", "gpu"}),
+}
+"""Kinds of device that an engine runs on."""
 SKELETON_BYTES: Final = {"cpu": 512 << 20, "gpu": 3 << 30}
 """Assumed until a transition has measured it: torch with a small model takes 150-400 MiB, a vLLM context with its graphs
 1-7 GiB."""
+NO_GPU: Final = (
+    'write engine = "transformers", or run a node with an NVIDIA GPU, its driver and pip install "enginehouse[gpu]" '
+    "(`enginehouse doctor` there says what is missing)"
+)
 
 
 class CannotFit(msgspec.Struct, frozen=True):
     """Both numbers of a need that nothing here will ever meet."""
 
     where: str
-    """`device` or `pool`; `devices`: those of one node, counted instead of bytes."""
+    """`device` or `pool`; `devices`: those of one node, counted instead of bytes; `gpu`, `cpu`: there is none of that kind."""
     need_bytes: int
     limit_bytes: int
 
@@ -32,12 +42,20 @@ class CannotFit(msgspec.Struct, frozen=True):
                 f"{model} needs {self.need_bytes} whole devices of one node, and no node has more than {self.limit_bytes} "
                 "that could hold its part: write a smaller share.gpus, or run it on a larger node"
             )
+        if self.where == "gpu":
+            return f"{model} needs a GPU, and no node has one that it can use: {NO_GPU}"
+        if self.where == "cpu":
+            return f"{model} needs a share of host memory, and no node declares one: add it to devices in the node's settings"
         larger = "declare a larger device, or lower the model's kv_bytes"
         remedy = larger if self.where == "device" else "raise the node's pool_bytes"
         return (
             f"{model} needs {self.need_bytes} bytes of one {self.where}, and the largest {self.where} has "
             f"{self.limit_bytes}: {remedy}"
         )
+
+
+def suits(model: Model, device: Device) -> bool:
+    return device.kind in KINDS[model.spec.engine]
 
 
 def skeleton_bytes(fleet: Fleet, model: Model) -> int | None:
@@ -69,7 +87,7 @@ def device_bytes(fleet: Fleet, model: Model, device: Device) -> int:
 
 def cells(fleet: Fleet, model: Model, device: Device) -> int | None:
     """Cells it takes of that device: as its spec says, else the smallest share that holds it; None: it can't fit there."""
-    if sure_bytes(fleet, model) > device.size_bytes:
+    if sure_bytes(fleet, model) > device.size_bytes or not suits(model, device):
         return None
     if model.spec.gpus > 1:
         return CELLS
@@ -102,12 +120,17 @@ def cannot_fit(fleet: Fleet, model: Model) -> CannotFit | None:
 
     A fleet without devices says nothing: they may still come.
     """
-    if model.facts is None or not fleet.devices:
+    if not fleet.devices:
+        return None
+    suiting = [device for device in fleet.devices.values() if suits(model, device)]
+    if not suiting:
+        return CannotFit(min(KINDS[model.spec.engine]), sure_bytes(fleet, model), 0)
+    if model.facts is None:
         return None
     sure, weights = sure_bytes(fleet, model), model.facts.weight_bytes
     fitting = [d.node for d in fleet.devices.values() if cells(fleet, model, d) is not None]
     if not fitting:
-        return CannotFit("device", sure, max(d.size_bytes for d in fleet.devices.values()))
+        return CannotFit("device", sure, max(d.size_bytes for d in suiting))
     most = max(Counter(fitting).values())
     if most < model.spec.gpus:
         return CannotFit("devices", model.spec.gpus, most)

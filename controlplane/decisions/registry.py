@@ -83,7 +83,7 @@ def apply_settings(draft: Draft, command: ApplySettings) -> None:
     if not (gone or added or revised):
         return
     for spec in [*added, *(spec for _, spec in revised)]:
-        _check_fits(draft, spec)
+        _check_fits(draft, spec, settings=True)
     fields = tuple(Revision(model.model, difference(model.spec, spec)) for model, spec in revised)
     for model in gone:
         _retire(draft, model)
@@ -160,8 +160,13 @@ def _live(fleet: Fleet) -> list[Model]:
     return [model for model in fleet.models.values() if not model.retired]
 
 
-def _check_fits(draft: Draft, spec: ModelSpec) -> None:
+def _check_fits(draft: Draft, spec: ModelSpec, *, settings: bool = False) -> None:
+    """`settings`: they are read before this start's devices are known; a kind that is missing then is told at inspection."""
     unfit = never_fits(draft.fleet, Model(model=spec.name, spec=spec, revision=0, origin="", registered_ms=0))
+    if unfit is not None and unfit.where in ("gpu", "cpu"):
+        if settings:
+            return
+        raise Refused(Code.NOT_AVAILABLE, unfit.message(spec.name), model=spec.name, param="engine")
     if unfit is not None:
         numbers = {"need_bytes": unfit.need_bytes, "limit_bytes": unfit.limit_bytes}
         raise Refused(Code.CANNOT_FIT, unfit.message(spec.name), model=spec.name, **numbers)

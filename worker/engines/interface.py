@@ -1,10 +1,13 @@
 """What an engine is to the process that runs it. `process.py` owns sockets, order and resending; an engine computes."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from worker.engines.messages import Sampling, State, Stocked
+
+OWN_LAYOUT: Final = frozenset({"vllm"})
+"""Engines whose weights only a skeleton can bring, in its own layout, and that hold memory of a GPU from their start on."""
 
 
 class EngineFault(Exception):

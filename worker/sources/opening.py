@@ -22,6 +22,7 @@ from worker.engines.kv import Unsuited, kv_shape
 from worker.engines.skeleton import Skeleton
 from worker.sources.convert import from_directory, from_gguf
 from worker.sources.hub import fetch
+from worker.sources.ownlayout import open_own
 from worker.sources.report import CantUse, Inspected, Refused, say
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -109,11 +110,16 @@ def main() -> int:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--target", required=True)
     parser.add_argument("--arguments", default="{}")
+    parser.add_argument("--own-layout", action="store_true", help="for an engine that loads files itself")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(5)  # streams of running models go first
     try:
-        say(open_source(options.source, options.models, options.target, msgspec.json.decode(options.arguments)))
+        arguments = msgspec.json.decode(options.arguments)
+        if options.own_layout:
+            say(open_own(options.source, options.models, arguments))
+        else:
+            say(open_source(options.source, options.models, options.target, arguments))
     except CantUse as refused:
         say(Refused(code=refused.code, message=refused.message, final=refused.final))
     except OSError as error:

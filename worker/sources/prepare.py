@@ -5,6 +5,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,8 @@ import msgspec
 from blake3 import blake3
 
 from controlplane.arguments import shaping
-from controlplane.spec import ModelFacts, ModelSpec
+from controlplane.spec import EngineName, ModelFacts, ModelSpec
+from worker.engines.interface import OWN_LAYOUT
 from worker.engines.pretence import CONTEXT_TOKENS
 from worker.frontend.chat import load
 from worker.frontend.request import Invalid
@@ -27,7 +29,11 @@ DEADLINE_S: Final = 4 * 3600.0
 """The largest models that a disk takes, over a slow line."""
 TAIL_BYTES: Final = 2000
 PAGE: Final = 4096
-LIBRARIES: Final = ("torch", "transformers")
+LIBRARIES: Final[dict[EngineName, tuple[tuple[str, ...], str]]] = {
+    "transformers": (("torch", "transformers"), "cpu"),
+    "vllm": (("vllm", "torch", "transformers"), "gpu"),
+}
+"""What an engine needs to be installed, and the extra that brings it."""
 FAKE_NAME: Final = re.compile(r"^[\w.-]{0,100}$")
 
 
@@ -53,15 +59,18 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
     """
     if spec.source.startswith("fake:") or spec.engine == "fake":
         return await asyncio.to_thread(_fake, spec, data_dir)
-    if missing := [name for name in LIBRARIES if find_spec(name) is None]:
+    libraries, extra = LIBRARIES[spec.engine]
+    if missing := [name for name in libraries if find_spec(name) is None]:
         raise SourceRefused(
             "engine_missing",
-            f"{' and '.join(missing)} not installed here, which engine {spec.engine!r} needs: pip install 'enginehouse[cpu]'",
+            f"{' and '.join(missing)} not installed here, which engine {spec.engine!r} needs: "
+            f"pip install 'enginehouse[{extra}]'",
             final=False,
         )
     identity = await asyncio.to_thread(_identity, spec.source)
     dtype = str(spec.arguments.get("dtype", "float32"))
-    known = models(data_dir) / f"inspected-{name_of(*identity, msgspec.json.encode(spec.arguments).decode())}.json"
+    own = ("own",) if spec.engine in OWN_LAYOUT else ()
+    known = models(data_dir) / f"inspected-{name_of(*identity, *own, msgspec.json.encode(spec.arguments).decode())}.json"
     inspected = await asyncio.to_thread(_remembered, known)
     if inspected is None:
         inspected = await _opened(spec, data_dir, f"converted-{name_of(*identity, dtype)}", progress)
@@ -97,14 +106,26 @@ def configuration(engine: str, architecture: str, shape: str) -> str:
 
 def _facts(spec: ModelSpec, inspected: Inspected) -> ModelFacts:
     source = Path(inspected.source_dir)
-    dtype = str(spec.arguments.get("dtype", "float32"))
-    threads = spec.arguments.get("threads", "auto")
-    shape = f"{dtype} {inspected.context_tokens} {inspected.max_num_seqs} {threads}"
+    if spec.engine in OWN_LAYOUT:
+        dtype = str(spec.arguments.get("dtype", "bfloat16"))
+        told = msgspec.json.encode(shaping(spec.engine, spec.arguments), order="deterministic").decode()
+        shape = f"{told} {inspected.context_tokens} {_version(spec.engine)}"
+    else:
+        dtype = str(spec.arguments.get("dtype", "float32"))
+        threads = spec.arguments.get("threads", "auto")
+        shape = f"{dtype} {inspected.context_tokens} {inspected.max_num_seqs} {threads}"
     return ModelFacts(
         configuration=configuration(spec.engine, inspected.skeleton, shape), architecture=inspected.architecture,
         weight_bytes=inspected.weight_bytes, kv_bytes=inspected.kv_bytes, context_tokens=inspected.context_tokens,
         parameters=inspected.parameters, dtype=dtype, template_bytes=template_bytes(source), tokenizer=tokenizer_digest(source),
     )  # fmt: skip
+
+
+def _version(package: str) -> str:
+    """Of what makes the layout: another release may make another one."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return ""
 
 
 def template_bytes(source: Path) -> int:
@@ -159,6 +180,7 @@ async def _opened(spec: ModelSpec, data_dir: Path, target: str, progress: Progre
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "worker.sources.opening", "--source", spec.source, "--models", str(models(data_dir)),
         "--target", target, "--arguments", msgspec.json.encode(spec.arguments).decode(),
+        *(["--own-layout"] if spec.engine in OWN_LAYOUT else []),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None

@@ -54,7 +54,8 @@ async def test_a_body_of_brackets_is_the_callers_fault(house: House) -> None:
     ("fields", "code"),
     [
         ({"name": "..", "source": "fake:x", "engine": "fake"}, "invalid"),
-        ({"name": "a", "source": "fake:x", "engine": "vllm"}, "not_available"),
+        ({"name": "a", "source": "/srv/a", "engine": "vllm"}, "not_available"),
+        ({"name": "a", "source": "/srv/a", "engine": "vllm", "arguments": {"tensor_parallel_size": 2}}, "invalid"),
         ({"name": "a", "source": "fake:x", "engine": "fake", "priority": 1}, "not_available"),
         ({"name": "a"}, "invalid"), ({}, "invalid"),
     ],

@@ -1,10 +1,12 @@
 """Locks of cells."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from worker import gpulocks
 from worker.locks import CellConflict, Claim, Locks
 
 
@@ -42,3 +44,26 @@ def test_a_handed_on_descriptor_keeps_the_lock(tmp_path: Path) -> None:
 def test_a_device_name_can_not_leave_the_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no device"):
         Locks(tmp_path).take("../x", [0], grant=1, instance="i")
+
+
+def test_two_planes_share_a_gpus_locks_and_their_numbers_do_not_compare(tmp_path: Path) -> None:
+    shared, word = gpulocks.place(tmp_path)
+    assert (stat.S_IMODE(shared.stat().st_mode), word) == (0o1777, "")
+    one, other = (Locks(tmp_path / name, plane=name, gpus={"GPU-1"}, of_machine=shared) for name in ("a", "b"))
+    cells = one.take("GPU-1", [0], grant=900, instance="ins_a")
+    with pytest.raises(CellConflict, match="another plane on this machine"):
+        other.take("GPU-1", [0], grant=5, instance="ins_b")
+    cells.close()
+    other.take("GPU-1", [0], grant=5, instance="ins_b").close()
+    assert stat.S_IMODE((shared / "GPU-1.0").stat().st_mode) == 0o666, "another user's plane can lock it as well"
+    one.take("cpu0", [0], grant=1, instance="ins_a").close()
+    other.take("cpu0", [0], grant=1, instance="ins_b").close()
+    assert (tmp_path / "a" / "cpu0.0").exists() and (tmp_path / "b" / "cpu0.0").exists()
+
+
+def test_where_the_machines_directory_can_not_be_used_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "enginehouse").write_text("no directory")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    chosen, word = gpulocks.place(tmp_path)
+    assert chosen == tmp_path / "run" / "enginehouse-locks"
+    assert "other users" in word

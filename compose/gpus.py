@@ -1,0 +1,71 @@
+"""The GPUs that this machine offers to the plane, and what is missing to use them."""
+
+import os
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+
+from compose.refusal import EnvironmentRefusal
+from controlplane.plane import PlaneDevice
+from worker.gpus import Gpu, gpus
+
+NEEDED: Final = ("vllm", "torch", "cuda.bindings")
+RESERVE: Final = (2 << 30, 16)
+"""Of each GPU is left for the pool daemon's context and the driver, which took 1.2 GB of an H200: so many bytes, or one in
+so many of a small one."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    gpus: tuple[Gpu, ...] = ()
+    """Those that the plane may use."""
+    missing: str = ""
+    """The first package that is missing to use them."""
+
+    @property
+    def devices(self) -> tuple[PlaneDevice, ...]:
+        """As the plane offers them: none while something is missing."""
+        if self.missing:
+            return ()
+        return tuple(
+            PlaneDevice(device=gpu.uuid, name=f"gpu{gpu.index}", kind="gpu", size_bytes=_offered(gpu.size_bytes))
+            for gpu in self.gpus
+        )
+
+
+def look(allowed: tuple[str, ...] | None) -> Found:
+    """Those of `allowed` (None: all that CUDA_VISIBLE_DEVICES shows). Raises EnvironmentRefusal for one that is not here."""
+    here = gpus()
+    if allowed is None:
+        chosen = tuple(gpu for gpu in here if _visible(gpu))
+    else:
+        if absent := [uuid for uuid in allowed if uuid not in {gpu.uuid for gpu in here}]:
+            known = ", ".join(gpu.uuid for gpu in here) or "none"
+            raise EnvironmentRefusal(
+                "no_gpu", f"This machine has no GPU {absent[0]}; it has {known}.",
+                "Correct gpus in the settings' [node] table; nvidia-smi -L lists them.",
+            )  # fmt: skip
+        chosen = tuple(gpu for gpu in here if gpu.uuid in allowed)
+    return Found(gpus=chosen, missing=_missing() if chosen else "")
+
+
+def _visible(gpu: Gpu) -> bool:
+    """Many share a machine by this variable. It counts at the start of `up` alone: engines are told their GPU by the plane."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return shown is None or not {gpu.uuid, str(gpu.index)}.isdisjoint(part.strip() for part in shown.split(","))
+
+
+def _missing() -> str:
+    for name in NEEDED:
+        try:
+            found = find_spec(name)
+        except ModuleNotFoundError:  # of `cuda` itself
+            found = None
+        if found is None:
+            return name
+    return ""
+
+
+def _offered(size_bytes: int) -> int:
+    most, part = RESERVE
+    return size_bytes - min(most, size_bytes // part)
