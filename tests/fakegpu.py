@@ -64,6 +64,9 @@ class FakeGpu:
             raise NoDeviceMemory(f"{size} bytes")
         fd = os.memfd_create("block", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
+        return self.made(fd, size)
+
+    def made(self, fd: int, size: int) -> Block:
         block = Block(map_shared(os.dup(fd), size), size, fd)
         self.blocks[fd] = block
         self.writers[fd] = set(writers)

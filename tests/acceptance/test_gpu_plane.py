@@ -1,0 +1,95 @@
+"""A whole plane on a machine with a GPU that is played: only the driver and vLLM's inside are stand-ins."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.rungs import Rung
+from controlplane.subjects import NodeBeat
+from tests.plane import PlaneUnderTest, grants_overlap, running
+from tests.standin.install import install
+from tests.standin.room import Room
+from tests.tinymodels import tiny
+
+MIB = 1 << 20
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
+NAMES = ("one", "two", "other")
+
+
+def model(name: str, source: Path, share: str = "1/2") -> str:
+    return (
+        f'\n[[model]]\nname = "{name}"\nsource = "{source}"\nengine = "vllm"\nshare = "{share}"\n'
+        'idle = { sleep = "never", cold = "never" }\narguments = { max_model_len = 256, kv_bytes = "16MiB" }\n'
+    )
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machine") / "m"
+
+
+@pytest.fixture(scope="module")
+def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneUnderTest]:
+    sources = tmp_path_factory.mktemp("sources")
+    one, two = tiny(sources / "one", "llama", seed=1), tiny(sources / "two", "llama", seed=2)
+    other = tiny(sources / "other", "qwen3", seed=3)
+    settings = '[node]\npool_bytes = "256MiB"\n' + model("one", one) + model("two", two) + model("other", other)
+    with running(settings, environment=install(machine, {GPU: 128 * MIB})) as started:
+        yield started
+
+
+async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, machine: Path) -> None:
+    first = {name: await say(plane, name) for name in NAMES}
+    assert len(set(first.values())) == 3, "three models, three answers"
+    for name in ("two", "one", "other", "two", "one"):
+        assert await say(plane, name) == first[name], f"{name} is what it was"
+    fleet = await plane.fleet()
+    (device,) = fleet.devices.values()
+    assert (device.device, device.kind, device.size_bytes) == (GPU, "gpu", 120 * MIB)
+    assert len(fleet.configurations) == 2, "one and two share a skeleton"
+    assert len(fleet.instances) == 2
+    events = await plane.events()
+    assert not grants_overlap(events)
+    steps = [[step.name for step in one.event.steps] for one in events if one.type == "InstanceUp"]  # type: ignore[union-attr]
+    cold = next(names for names in steps if "start_engine" in names)
+    assert cold.index("take_cells") < cold.index("start_engine") < cold.index("deposit") < cold.index("attach")
+    assert any("start_engine" not in names and "sleep" not in names and "attach" in names for names in steps), "a switch awake"
+    checks = [one.event.check for one in events if one.type == "InstanceUp"]  # type: ignore[union-attr]
+    assert checks.count("recorded") == 3, "each weight set's answer was recorded at its first wake"
+
+
+async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plane: PlaneUnderTest, machine: Path) -> None:
+    for name in NAMES:
+        plane.cli("sleep", name)
+    await plane.until_fleet(lambda fleet: all(i.rung is Rung.SLEEP for i in fleet.instances.values()), "all asleep")
+    fleet, room = await plane.fleet(), Room(machine)
+    asleep = sum(instance.bytes_used for instance in fleet.instances.values())
+    assert asleep == len(fleet.instances) * 6 * MIB
+    assert room.used(GPU) == asleep + 2 * MIB, "the skeletons', and the pool's context"
+    owners = (await beat_with(plane, lambda beat: beat.owners[GPU].kv == 0)).owners[GPU]
+    assert (owners.skeletons, owners.pool_context, owners.pool_sets, owners.own_weights) == (asleep, 2 * MIB, 0, 0)
+    assert owners.foreign == {}
+    assert {w.size_bytes for w in fleet.weights.values()} == {2 * MIB}, "the pool has all three, and the plane knows of them"
+
+
+async def beat_with(plane: PlaneUnderTest, right: object) -> NodeBeat:
+    import msgspec
+
+    async with plane.bus() as bus:
+        found: asyncio.Future[NodeBeat] = asyncio.get_running_loop().create_future()
+
+        async def heard(message: object) -> None:
+            beat = msgspec.json.decode(message.data, type=NodeBeat)  # type: ignore[attr-defined]
+            if not found.done() and right(beat):  # type: ignore[operator]
+                found.set_result(beat)
+
+        await bus.nc.subscribe("beat.node.*", cb=heard)
+        return await asyncio.wait_for(found, 20)
+
+
+async def say(plane: PlaneUnderTest, name: str) -> str:
+    async with plane.openai() as client:
+        answer = await client.completions.create(model=name, prompt="Once upon a time", max_tokens=12, temperature=0)
+    return answer.choices[0].text

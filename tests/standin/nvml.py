@@ -1,0 +1,55 @@
+"""NVML's part of a pretended machine: what the product asks of `pynvml`, by the same names."""
+
+from types import SimpleNamespace
+
+from tests.standin.install import place
+from tests.standin.room import Room
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvmlInit() -> None: ...
+
+
+def nvmlShutdown() -> None: ...
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "0.stand-in"
+
+
+def nvmlDeviceGetCount() -> int:
+    return len(_room().devices)
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> str:
+    return list(_room().devices)[index]
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> str:
+    if uuid not in _room().devices:
+        raise NVMLError(uuid)
+    return uuid
+
+
+def nvmlDeviceGetUUID(handle: str) -> str:
+    return handle
+
+
+def nvmlDeviceGetName(handle: str) -> str:
+    return "stand-in"
+
+
+def nvmlDeviceGetMemoryInfo(handle: str) -> SimpleNamespace:
+    room = _room()
+    return SimpleNamespace(total=room.devices[handle], used=room.used(handle))
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in _room().processes(handle).items()]
+
+
+def _room() -> Room:
+    return Room(place())
