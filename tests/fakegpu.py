@@ -64,9 +64,9 @@ class FakeGpu:
             raise NoDeviceMemory(f"{size} bytes")
         fd = os.memfd_create("block", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
-        return self.made(fd, size)
+        return self.made(fd, size, writers)
 
-    def made(self, fd: int, size: int) -> Block:
+    def made(self, fd: int, size: int, writers: Sequence[str]) -> Block:
         block = Block(map_shared(os.dup(fd), size), size, fd)
         self.blocks[fd] = block
         self.writers[fd] = set(writers)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from controlplane.rungs import Rung
@@ -75,8 +76,6 @@ async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plan
 
 
 async def beat_with(plane: PlaneUnderTest, right: object) -> NodeBeat:
-    import msgspec
-
     async with plane.bus() as bus:
         found: asyncio.Future[NodeBeat] = asyncio.get_running_loop().create_future()
 

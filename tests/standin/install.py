@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_SITE = '''
+_SITE = """
 import importlib.abc, importlib.util, sys
 STANDINS = {"pynvml": "nvml", "pool.cuda": "cuda", "worker.engines.vllm": "engine"}
 
@@ -19,7 +19,7 @@ class StandIns(importlib.abc.MetaPathFinder):
             return importlib.util.spec_from_file_location(name, f"ROOT/tests/standin/{STANDINS[name]}.py")
 
 sys.meta_path.insert(0, StandIns())
-'''
+"""
 
 
 def install(where: Path, devices: Mapping[str, int]) -> dict[str, str]:
@@ -39,6 +39,6 @@ def install(where: Path, devices: Mapping[str, int]) -> dict[str, str]:
 
 def place() -> Path:
     """Of the machine that this process pretends to run on."""
-    import standin_place  # type: ignore[import-not-found]
+    import standin_place  # type: ignore[import-not-found]  # noqa: PLC0415 - only in processes of the plane
 
     return Path(standin_place.PLACE)

@@ -27,7 +27,8 @@ def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ran
         "model": str(source), "skip_tokenizer_init": True, "trust_remote_code": False, "enable_sleep_mode": True,
         "dtype": arguments.get("dtype", "bfloat16"), "seed": 0, "disable_log_stats": True,
         "load_format": "dummy" if bare or arguments.get("dummy_weights") else "auto", "gpu_memory_utilization": _LEAST_SHARE,
-        "kv_cache_memory_bytes": arguments.get("kv_bytes", KV_BYTES) // ranks, "max_num_seqs": arguments.get("max_num_seqs", 64),
+        "kv_cache_memory_bytes": arguments.get("kv_bytes", KV_BYTES) // ranks,
+        "max_num_seqs": arguments.get("max_num_seqs", 64),
         "max_model_len": arguments.get("max_model_len"), "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
         "enable_prefix_caching": arguments.get("prefix_caching", True), "enforce_eager": eager,
     }  # fmt: skip
