@@ -33,7 +33,7 @@ CHECK = "check"
 
 
 class VllmEngine:
-    def __init__(self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False) -> None:
+    def __init__(self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False, **_: Any) -> None:
         room = Room(place())
         if device not in room.devices:
             raise SystemExit(f"this machine has no GPU {device!r}")
