@@ -137,17 +137,17 @@ class Story:
         return self.when(Load(model=model)).report_up(model)
 
 
-def plane(*, devices: int = 1, pool_bytes: int = 10_000, device_bytes: int = DEVICE) -> Story:
+def plane(*, devices: int = 1, pool_bytes: int = 10_000, device_bytes: int = DEVICE, kind: str = "cpu") -> Story:
     """A node with so many devices, and gateway `gw_1`."""
     return (
         Story()
-        .given(hello(devices=devices, pool_bytes=pool_bytes, device_bytes=device_bytes))
+        .given(hello(devices=devices, pool_bytes=pool_bytes, device_bytes=device_bytes, kind=kind))
         .given(OpenGateway(gateway="gw_1", host="here", pid=1))
     )
 
 
-def hello(*, devices: int = 1, pool_bytes: int = 10_000, device_bytes: int = DEVICE, **more: Any) -> Hello:
-    found = tuple(DeviceFound(f"dev{n}", f"cpu{n}", "cpu", device_bytes) for n in range(devices))
+def hello(*, devices: int = 1, pool_bytes: int = 10_000, device_bytes: int = DEVICE, kind: str = "cpu", **more: Any) -> Hello:
+    found = tuple(DeviceFound(f"dev{n}", f"{kind}{n}", kind, device_bytes) for n in range(devices))
     fields: dict[str, Any] = {"incarnation": "inc_1", **more}
     return Hello(node="n1", address="127.0.0.1", boot="boot", pool_budget_bytes=pool_bytes, devices=found, **fields)
 

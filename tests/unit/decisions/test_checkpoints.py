@@ -81,7 +81,8 @@ def test_an_engine_without_a_gpu_is_refused_by_reason() -> None:
 
 
 def test_a_node_that_cannot_says_why() -> None:
-    story = plane().given(hello(incarnation="inc_2", no_checkpoint="driver 550 has no checkpoints: 570 or newer is needed"))
+    story = plane(kind="gpu")
+    story.given(hello(kind="gpu", incarnation="inc_2", no_checkpoint="driver 550 has no checkpoints: 570 or newer is needed"))
     model = ModelSpec(name="v", source="/models/v", engine="vllm")
     facts = ModelFacts(configuration="cfg_v", architecture="Llama", weight_bytes=300, kv_bytes=0, context_tokens=64)
     story.given(RegisterModel(spec=model))
