@@ -228,6 +228,10 @@ def make(
             from worker.engines.transformers import TransformersEngine  # noqa: PLC0415
 
             return TransformersEngine(source, arguments)
+        case "vllm" if not device:
+            from worker.engines.vllm_cpu import CpuVllmEngine  # noqa: PLC0415
+
+            return CpuVllmEngine(source, arguments)
         case "vllm":
             from worker.engines.vllm import VllmEngine  # noqa: PLC0415
 

@@ -15,8 +15,9 @@ def scrub(core: Any) -> None:
         ids.fill(0)  # the rows of a batch keep the last ids that were in them
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() == 1:
         torch.distributed.destroy_process_group()  # of one member, for nothing but its sockets
-    torch.cuda.synchronize()
-    gpus.leave()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        gpus.leave()
 
 
 def revived() -> None:

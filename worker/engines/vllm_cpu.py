@@ -1,0 +1,81 @@
+"""vLLM without a GPU: the same engine core, for trying on any machine what goes to disk and comes back.
+
+No memory can be taken from it there: vLLM packs weights for the processor after loading and has no sleep mode, so the engine
+keeps its own weights and its KV memory, and sleeps by not being asked. No plane starts it.
+"""
+
+import atexit
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from worker.engines.interface import EngineFault
+from worker.engines.messages import Sampling, State, Stocked
+from worker.engines.vllm import VllmEngine
+from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments
+from worker.processes import private_bytes
+
+FURTHER: Final = {
+    "VLLM_CPU_CI_ENV": "1",  # no warm-up run
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",  # the permission to use AMX is per process, and not part of an image
+}
+_GPU_ONLY: Final = ("enable_sleep_mode", "gpu_memory_utilization", "compilation_config")
+
+
+class CpuVllmEngine(VllmEngine):
+    """`source`: a directory with config.json and weights."""
+
+    def __init__(self, source: Path, arguments: dict[str, Any]) -> None:
+        os.environ.update(ENVIRONMENT | FURTHER)
+        import torch  # noqa: PLC0415 - the environment counts when it is imported
+
+        torch.cpu._init_amx()  # vLLM's own kernels for small weights use it without asking
+        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
+        from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
+        from vllm.v1.executor import Executor  # noqa: PLC0415
+
+        told = engine_arguments(source, arguments | {"enforce_eager": True}, bare=False)
+        config = EngineArgs(**{name: value for name, value in told.items() if name not in _GPU_ONLY}).create_engine_config()
+        self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._gang, self._awake = None, False
+        self._running: dict[str, Sampling] = {}
+        self._context: int = config.model_config.max_model_len
+        self._vocabulary: int = config.model_config.get_vocab_size()
+        self._kv_bytes = int(told["kv_cache_memory_bytes"])
+        atexit.register(os._exit, 0)
+
+    def stage(self, pool_socket: str, source: str, form: str) -> Stocked:
+        raise _unmappable()
+
+    def attach(self, pool_socket: str, weight_set: str) -> None:
+        raise _unmappable()
+
+    def detach(self) -> None:
+        if self._awake:
+            raise EngineFault("busy", "awake: put it to sleep first")
+
+    def wake(self, model: str) -> None:
+        self._awake = True
+
+    def sleep(self) -> None:
+        self._must_rest()
+        self._core.reset_prefix_cache()
+        self._awake = False
+
+    def scrub(self) -> None:
+        if self._awake:
+            raise EngineFault("busy", "put it to sleep first")
+        self._must_rest()
+        from worker.engines import vllm_parking  # noqa: PLC0415 - torch, as above
+
+        vllm_parking.scrub(self._core)
+
+    def state(self) -> State:
+        return State(
+            attached=None, awake=self._awake, running=len(self._running), bytes_mapped=0,
+            bytes_kv=self._kv_bytes if self._awake else 0, bytes_private=private_bytes(os.getpid()),
+        )  # fmt: skip
+
+
+def _unmappable() -> EngineFault:
+    return EngineFault("not_available", "vLLM's weights can't be mapped on a processor: this engine has its own")
