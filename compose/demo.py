@@ -66,7 +66,7 @@ async def make(data: Path, say: Say) -> tuple[ModelSpec, ...]:
     place.mkdir(mode=0o700, exist_ok=True)
     base = place / "smollm2"
     if not base.exists():
-        await _base(place, say)
+        await small(place, say)
     harbour = place / "smollm2-harbour"
     if not harbour.exists():
         say("smollm2-harbour: teaching SmolLM2 a page of text, about a minute")
@@ -83,7 +83,7 @@ async def make(data: Path, say: Say) -> tuple[ModelSpec, ...]:
     )
 
 
-async def _base(place: Path, say: Say) -> None:
+async def small(place: Path, say: Say) -> None:
     """Put SmolLM2 to `place/smollm2`."""
     if await hub_answers():
         try:

@@ -5,6 +5,7 @@ from typing import Final
 from compose.cli import Commands
 
 BENCHES: Final = {
+    "ladder": ("compose.bench.ladder", "How long every way up to a first answer takes, and every way down."),
     "swap": ("compose.bench.swap", "What it costs to swap a model in and out, step by step."),
     "move": ("compose.bench.move", "What it costs to take a live engine from one GPU to another."),
 }

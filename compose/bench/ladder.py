@@ -1,0 +1,157 @@
+"""`bench ladder`: every way up to a first answer and every way down, in one run, beside cold starts of the same run."""
+
+import json
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from compose.bench import ladderreport
+from compose.bench.laddersource import FAKE, Source, source_of
+from compose.bench.ownplane import OwnPlane
+from compose.bench.rows import Row, machine
+from compose.bench.scene import SMALL
+from compose.bench.shapes import SHAPES
+from compose.refusal import ApiRefused
+from worker.images import criu
+
+MODEL: Final = "measured"
+PROMPT: Final = "A kettle is a vessel that"
+TOKENS: Final = 8
+DOWN: Final = {"sleep": "sleep", "checkpoint": "checkpoint", "save": "saved"}
+"""Operation -> the rung where it ends."""
+
+
+@click.command()
+@click.option("--shape", default=SMALL, show_default=True, metavar="NAME|DIR",
+              help=f"{SMALL}: a small real model; {', '.join(SHAPES)}: random weights of real sizes; {FAKE}: no model, what "
+                   "the plane itself costs; or the directory of a checkpoint.")  # fmt: skip
+@click.option("--cycles", default=3, show_default=True, type=click.IntRange(1, 100), help="Of every way; medians are shown.")
+@click.option("--arguments", default="{}", metavar="JSON", help="Arguments of the engine, over those of the shape.")
+@click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Keep checkpoints here.  [default: nowhere]")
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here, too.")
+def ladder(*, shape: str, cycles: int, arguments: str, work: Path | None, file: Path | None) -> None:
+    """How long every way up to a first answer takes, and every way down: from sleep, checkpoint and disk, and cold.
+
+    A plane of its own is started for it, and ended. All answers are compared. The first cold start reads and makes what later
+    ones find; the warmest ones come last, with all files in memory.
+    """
+    try:
+        chosen = msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(f"--arguments is no JSON object: {error}") from None
+    place = (work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve()
+    try:
+        source = source_of(shape, place, chosen)
+        rows = measure(source, cycles)
+    finally:
+        if work is None:
+            shutil.rmtree(place, ignore_errors=True)
+    if file is not None:
+        file.write_text(json.dumps(rows, indent=1) + "\n")
+    ladderreport.show(rows)
+    if not rows["same_answers"]:
+        raise click.ClickException("answers differ: see the rows")
+
+
+def measure(source: Source, cycles: int) -> Row:
+    """Everything, as one row."""
+    rows: Row = {**machine(), "criu": _criu(), "shape": source.name, "engine": source.engine, "weights_bytes": source.bytes}
+    rows |= {"arguments": source.arguments, "cycles": cycles}
+    data = Path(tempfile.mkdtemp(prefix="ehb-"))
+    with OwnPlane(data, source.settings(MODEL)) as plane:
+        plane.inspected(MODEL)
+        return rows | Climber(plane, cycles).climb()
+
+
+class Climber:
+    """One plane's ways up and down; `ways` and `steps` collect what they took."""
+
+    def __init__(self, plane: OwnPlane, cycles: int) -> None:
+        self._plane, self._cycles = plane, cycles
+        self._answers: set[str] = set()
+        self._checks: set[str] = set()
+        self._position = 0
+        self.ways: dict[str, list[float]] = {}
+        """Way -> seconds."""
+        self.steps: dict[str, dict[str, list[float]]] = {}
+        """Way -> step -> milliseconds, by the worker's own report."""
+        self.skipped: dict[str, str] = {}
+        self._moved: dict[str, list[int]] = {}
+
+    def climb(self) -> Row:
+        image: Row = {}
+        self._up("first cold start")
+        for _ in range(max(3, self._cycles)):
+            self._up("up already")
+        built = self._down("save", "up -> saved, its image built and proved")
+        if built:
+            image = self._image()
+            self._up("saved, right after the build")
+        for _ in range(self._cycles):
+            for operation, rung in DOWN.items():
+                if operation not in self.skipped and self._down(operation, f"up -> {rung}"):
+                    self._up(rung)
+        for _ in range(self._cycles):
+            self._down("stop", "up -> cold")
+            self._plane.remove_images()
+            self._up("cold, warmest")
+        return {
+            "ways": {way: _spread(seconds) for way, seconds in self.ways.items()},
+            "steps_ms": {
+                way: {step: _spread(of) for step, of in found.items()} for way, found in self.steps.items() if found
+            },
+            "moved_bytes": {way: statistics.median(of) for way, of in self._moved.items()},
+            "skipped": self.skipped, "image": image, "checks": sorted(self._checks), "answer": min(self._answers, default=""),
+            "same_answers": len(self._answers) == 1 and self._checks <= {"same_tokens", "recorded", "skipped"},
+        }  # fmt: skip
+
+    def _up(self, rung: str) -> None:
+        answered = self._plane.ask(MODEL, PROMPT, TOKENS)
+        self._answers.add(answered.text)
+        way = f"{rung} -> first answer"
+        self.ways.setdefault(way, []).append(answered.first_s)
+        self._take_steps(way)
+
+    def _down(self, operation: str, way: str) -> bool:
+        """False: this machine can't; the reason is kept."""
+        try:
+            seconds = self._plane.operate(MODEL, operation)
+        except ApiRefused as refused:
+            if refused.code != "not_available":
+                raise
+            self.skipped[operation] = str(refused)
+            return False
+        self.ways.setdefault(way, []).append(seconds)
+        self._take_steps(way)
+        return True
+
+    def _take_steps(self, way: str) -> None:
+        """What the worker reported of it."""
+        for event in self._plane.events(self._position):
+            self._position, data = event["position"], event["data"]
+            for step in data.get("steps", ()):
+                self.steps.setdefault(way, {}).setdefault(step["name"], []).append(step["took_ms"] / 1000)
+                if moved := step.get("moved_bytes"):
+                    self._moved.setdefault(f"{way}: {step['name']}", []).append(moved)
+            if event["type"] == "InstanceUp":
+                self._checks.add(data["check"])
+
+    def _image(self) -> Row:
+        (known,) = self._plane.client.get("api", "images")
+        left = self._plane.engine_processes()
+        return {"bytes": known["size_bytes"], "proof": known["proof"], "processes_left_when_saved": left}
+
+
+def _spread(seconds: list[float]) -> Row:
+    values = [round(one * 1000, 1) for one in seconds]
+    return {"median_ms": statistics.median(values), "least_ms": min(values), "most_ms": max(values), "n": len(values)}
+
+
+def _criu() -> str | None:
+    found = criu.find(Path("/nonexistent"))
+    return criu.probe(found).version if found is not None else None
