@@ -34,7 +34,7 @@ async def attend(plane: Plane, directory: Directory, chosen: Chosen, web: Child,
         if not await web.ready(READY_S):
             say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{web.last_words()}")
             await web.ready(None)
-        say(f"ready in {time.monotonic() - began:.1f} s: http://{plane.web_host}:{plane.web_port}  (data in {plane.data})")
+        say(f"ready in {time.monotonic() - began:.1f} s: {plane.web_url}  (data in {plane.data})")
         say(f"log in: {login.link(plane)}  (good once, for ten minutes)")
         if watch is not None:
             await watch.follow(chosen.seen)

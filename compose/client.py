@@ -37,7 +37,7 @@ class Client:
         url, token = os.environ.get("ENGINEHOUSE_URL"), os.environ.get("ENGINEHOUSE_TOKEN")
         if url is None:
             plane = plane_of(data)
-            url = f"http://{plane.web_host}:{plane.web_port}"
+            url = plane.web_url
         if token is None:
             try:
                 token = (data / "secrets" / ADMIN_TOKEN).read_text().strip()

@@ -23,4 +23,4 @@ async def first_token(plane: Plane, directory: Directory) -> None:
 
 def link(plane: Plane) -> str:
     """A link that logs one browser in, once, within ten minutes."""
-    return f"http://{plane.web_host}:{plane.web_port}/login?code={issue_login_code(Path(plane.data))}"
+    return f"{plane.web_url}/login?code={issue_login_code(Path(plane.data))}"

@@ -13,7 +13,8 @@ async def answers(host: str, port: int, path: str = "/readyz") -> bool:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+                name = f"[{host}]" if ":" in host else host
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n".encode())
                 status = await reader.readline()
             finally:
                 writer.close()

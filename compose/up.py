@@ -126,7 +126,7 @@ async def migrate(owner_url: str) -> None:
 
 def _free_port(host: str, port: int) -> int:
     """Return the port, or a free one for 0. Raises EnvironmentRefusal."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -21,7 +21,7 @@ from controlplane.answer import Reply, answer
 from controlplane.commands import Order
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
-from controlplane.log import Conflict, HeadMoved, Log, Repeated, StaleEpoch, Unstorable
+from controlplane.log import Conflict, HeadMoved, Log, Oversized, Repeated, StaleEpoch, Unstorable
 from controlplane.refusal import Code, Refusal, Refused
 
 MOST: Final = 256
@@ -177,5 +177,7 @@ class Desk:
 
 
 def _fault(order: Order, error: Conflict) -> Refusal:
+    if isinstance(error, Oversized):
+        return Refusal(Code.TOO_LARGE, f"{error}; nothing of it was carried out")
     log.error("events_refused", command=order.id, body=type(order.body).__name__, actor=order.actor, error=repr(error))
     return Refusal(Code.FAULT, f"the log does not take what {order.id} leads to: {error}")

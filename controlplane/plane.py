@@ -49,6 +49,12 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 
+    @property
+    def web_url(self) -> str:
+        """Where web answers, as a URL; bound to every address, it answers on loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.web_host, self.web_host)  # noqa: S104 (compared with)
+        return f"http://[{host}]:{self.web_port}" if ":" in host else f"http://{host}:{self.web_port}"
+
     @staticmethod
     def read(data: Path) -> "Plane":
         """Read `<data>/plane.json`. Raises FileNotFoundError (nothing was started there) or msgspec.DecodeError."""

@@ -26,6 +26,8 @@ class Code(StrEnum):
     BACKING_OFF = "backing_off"
     """The last start failed; `retry_after_ms` says when the next is tried."""
     TOO_LONG = "too_long"
+    TOO_LARGE = "too_large"
+    """What it would have written into the log is larger than one event may be."""
     INVALID = "invalid"
     NOT_AVAILABLE = "not_available"
     """A feature that this version or this machine does not have; never a silent no-op."""

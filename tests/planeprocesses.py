@@ -134,7 +134,7 @@ class PlaneProcesses:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.plane.web_port}"
+        return self.plane.web_url
 
     @property
     def token(self) -> str:

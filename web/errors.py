@@ -16,6 +16,7 @@ STATUS: Final[Mapping[Code, int]] = {
     Code.CANNOT_FIT: 400,
     Code.BACKING_OFF: 503,
     Code.TOO_LONG: 400,
+    Code.TOO_LARGE: 413,
     Code.INVALID: 400,
     Code.NOT_AVAILABLE: 400,
     Code.NO_NODE: 503,

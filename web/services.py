@@ -79,7 +79,7 @@ class Services:
         gateway = Gateway(bus, view, frontends)
         history = History(plane.postgres_url)
         token = shlex.quote(str(Path(plane.data) / "secrets" / "admin-token"))
-        site = Site(url=f"http://{plane.web_host}:{plane.web_port}", token=f"$(cat {token})")
+        site = Site(url=plane.web_url, token=f"$(cat {token})")
         return Services(
             plane=plane, bus=bus, view=view, frontends=frontends, gateway=gateway, operator=Operator(bus),
             keyring=Keyring(plane.postgres_url), sessions=Sessions(plane.cookie_key), health=Health(bus, view, gateway),

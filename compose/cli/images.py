@@ -1,12 +1,12 @@
 """`images`: skeletons on the nodes' disks."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from compose.cli.options import api, as_json, echo_json, table
+from compose.cli.show import ago
 from controlplane.quantities import human_bytes
 
 
@@ -129,8 +129,4 @@ def _reason(one: dict[str, Any]) -> str:
 
 
 def _ago(at_ms: int) -> str:
-    """Hours or minutes since a moment; `never` for 0."""
-    if not at_ms:
-        return "never"
-    minutes = max(0, round((time.time() * 1000 - at_ms) / 60_000))
-    return f"{minutes // 60} h ago" if minutes >= 120 else f"{minutes} min ago"
+    return f"{ago(at_ms)} ago" if at_ms else "never"

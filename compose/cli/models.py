@@ -7,30 +7,32 @@ from typing import Any
 import click
 
 from compose.cli.options import api, as_json, echo_json, table
-from compose.cli.show import model_row
+from compose.cli.show import living, model_row, with_retired
 from controlplane.quantities import human_bytes
 
 
 @click.group(invoke_without_command=True)
+@with_retired
 @as_json
 @click.pass_context
-def models(context: click.Context, json: bool) -> None:
+def models(context: click.Context, every: bool, json: bool) -> None:
     """List, add and remove models."""
     if context.invoked_subcommand is None:
-        _list(context.obj, json)
+        _list(context.obj, every, json)
 
 
 @models.command("list")
+@with_retired
 @as_json
 @click.pass_obj
-def list_(data: Path, json: bool) -> None:
+def list_(data: Path, every: bool, json: bool) -> None:
     """List models with their state."""
-    _list(data, json)
+    _list(data, every, json)
 
 
-def _list(data: Path, json: bool) -> None:
+def _list(data: Path, every: bool, json: bool) -> None:
     with api(data) as client:
-        found: list[dict[str, Any]] = client.get("api", "models")
+        found = living(client.get("api", "models"), every)
     if json:
         echo_json(found)
         return

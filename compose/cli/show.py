@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from compose.cli.options import api, as_json, echo_json, table
+from compose.cli.options import F, api, as_json, echo_json, table
 from compose.directory import holder
 from compose.process import Identity
 from compose.refusal import ApiRefused, EnvironmentRefusal
@@ -15,10 +15,21 @@ from compose.supervisor import read_states
 from controlplane.quantities import human_bytes
 
 
+def with_retired(command: F) -> F:
+    """Option `--all`."""
+    return click.option("--all", "every", is_flag=True, help="Show retired models too.")(command)
+
+
+def living(models: list[dict[str, Any]], every: bool) -> list[dict[str, Any]]:
+    """The models to list: retired ones only where all are asked for."""
+    return [one for one in models if every or not one["retired"]]
+
+
 @click.command()
+@with_retired
 @as_json
 @click.pass_context
-def status(context: click.Context, json: bool) -> None:
+def status(context: click.Context, every: bool, json: bool) -> None:
     """Show what runs, where, and how much room is left; exit code 1 when something is not well."""
     data: Path = context.obj
     held = holder(data)
@@ -29,6 +40,7 @@ def status(context: click.Context, json: bool) -> None:
         try:
             client = stack.enter_context(api(data))
             found = {name: client.get("api", name) for name in ("devices", "models", "nodes")}
+            found["models"] = living(found["models"], every)
         except (EnvironmentRefusal, ApiRefused) as refusal:
             trouble = trouble or str(refusal)
     ill = [one for one in processes if one.state != "ready"]

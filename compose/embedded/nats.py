@@ -17,6 +17,8 @@ from compose.embedded.process import ServerProcess, end_orphan, room, running_wi
 from compose.embedded.refusal import ServerRefusal
 
 OLDEST: Final = (2, 12)
+PAYLOAD_BYTES: Final = 1 << 20
+"""Least that a message may hold: NATS' own default, and more than the largest event."""
 READY_S: Final = 20.0
 STOP_S: Final = 4.0
 POLL_S: Final = 0.01
@@ -152,6 +154,13 @@ async def check(url: str, token: str | None = None, *, deadline_s: float = 5.0) 
     if '"jetstream":true' not in greeting:
         raise ServerRefusal(
             "no_jetstream", f"NATS at {host}:{port} has no JetStream.", "Enable jetstream in its configuration."
+        )
+    payload = re.search(r'"max_payload":(\d+)', greeting)
+    if payload is not None and int(payload[1]) < PAYLOAD_BYTES:
+        raise ServerRefusal(
+            "payload_too_small",
+            f"NATS at {host}:{port} takes {payload[1]} bytes in a message; the largest event needs {PAYLOAD_BYTES}.",
+            f"Set max_payload in its configuration to {PAYLOAD_BYTES} or more.",
         )
     return f"{version[1]}.{version[2]}{version[3]}"
 

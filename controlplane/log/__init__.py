@@ -1,6 +1,17 @@
 """The log: the only truth. One protocol, two twins (`memory`, `postgres`) that pass the same contract suite."""
 
-from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Log, Repeated, Snapshot, StaleEpoch, Unstorable
+from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Log, Oversized, Repeated, Snapshot, StaleEpoch, Unstorable
 from controlplane.log.memory import MemoryLog
 
-__all__ = ["CellHeld", "Conflict", "HeadMoved", "Log", "MemoryLog", "Repeated", "Snapshot", "StaleEpoch", "Unstorable"]
+__all__ = [
+    "CellHeld",
+    "Conflict",
+    "HeadMoved",
+    "Log",
+    "MemoryLog",
+    "Oversized",
+    "Repeated",
+    "Snapshot",
+    "StaleEpoch",
+    "Unstorable",
+]

@@ -1,11 +1,15 @@
 """What every log does, and how it says no."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from controlplane.envelope import Recorded
+
+MOST_BYTES: Final = 768 * 1024
+"""Of one event's data. With its envelope it must pass the bus, where followers read it, and a NATS server that nobody has told
+otherwise takes 1 MiB in a message."""
 
 
 class Conflict(Exception):
@@ -28,6 +32,10 @@ class Unstorable(Conflict):
     """An event holds what the log can't keep (a NUL, half a surrogate, a number that is too large). Nothing was written."""
 
 
+class Oversized(Unstorable):
+    """An event is larger than MOST_BYTES: the relay could never send it. Nothing was written."""
+
+
 class Repeated(Exception):
     """Some of the commands have written their events before. Nothing was written; their first answers are in the log."""
 
@@ -45,14 +53,20 @@ class Snapshot(msgspec.Struct, frozen=True):
     digest: bytes
 
 
+def weigh(event: Recorded, encoded: bytes) -> None:
+    """Raises Oversized with both numbers."""
+    if len(encoded) > MOST_BYTES:
+        raise Oversized(f"{event.type} of {event.stream} has {len(encoded)} bytes; an event has at most {MOST_BYTES}")
+
+
 class Log(Protocol):
     """The log as the desk, the relay and the audit see it. Positions count from 1 without gaps, in commit order."""
 
     async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
         """Write `events` (at least one, with the positions after the head) in one commit, or nothing.
 
-        Raises StaleEpoch, HeadMoved, Repeated, CellHeld, Unstorable or Conflict. Anything else means that nobody knows whether
-        it was written: the writer must stop and fold the log again.
+        Raises StaleEpoch, HeadMoved, Repeated, CellHeld, Oversized, Unstorable or Conflict. Anything else means that nobody
+        knows whether it was written: the writer must stop and fold the log again.
         """
         ...
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from controlplane.envelope import Recorded, encode_event, without_nul
-from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable
+from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable, weigh
 from controlplane.log.holding import Change, change
 
 SNAPSHOTS_KEPT = 3
@@ -106,6 +106,7 @@ def _keepable(event: Recorded) -> None:
         encoded = encode_event(event.event)
     except UnicodeEncodeError as error:
         raise Unstorable(f"{event.type}: {error}") from error
+    weigh(event, encoded)
     if without_nul(encoded) != encoded:
         raise Unstorable(f"{event.type} holds a NUL")
 

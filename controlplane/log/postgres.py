@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 import asyncpg
 
 from controlplane.envelope import Recorded, decode_event, encode_event
-from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable
+from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable, weigh
 from controlplane.log.holding import change
 
 APPEND_S: Final = 20.0
@@ -141,6 +141,12 @@ def recorded(row: Sequence[Any]) -> Recorded:
     )  # fmt: skip
 
 
+def _data(event: Recorded) -> str:
+    encoded = encode_event(event.event)
+    weigh(event, encoded)
+    return encoded.decode()
+
+
 def _arrays(epoch: int, events: Sequence[Recorded]) -> tuple[object, ...]:
     """The arguments of `append`, one list per column."""
     for position, event in enumerate(events, events[0].position):
@@ -153,7 +159,7 @@ def _arrays(epoch: int, events: Sequence[Recorded]) -> tuple[object, ...]:
         [event.event.V for event in events], [event.at_ms for event in events], [event.command for event in events],
         [event.ordinal for event in events], [event.operation for event in events], [event.because for event in events],
         [event.actor for event in events], [event.trace for event in events],
-        [encode_event(event.event).decode() for event in events],
+        [_data(event) for event in events],
         [device for device, _ in net.freed], [number for _, number in net.freed],
         [device for device, _, _ in net.held], [cell for _, cell, _ in net.held], [number for _, _, number in net.held],
     )  # fmt: skip

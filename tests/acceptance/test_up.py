@@ -18,6 +18,18 @@ from tests.plane import NODE, PlaneUnderTest, fake
 ONE = NODE + fake("alpha")
 
 
+def _loopback() -> str:
+    """IPv6's, where this machine has it."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return "::1"
+    except OSError:
+        return "127.0.0.1"
+
+
+LOOPBACK = _loopback()
+
+
 @pytest.fixture
 def stopped() -> Iterator[PlaneUnderTest]:
     """A plane that was never started."""
@@ -122,7 +134,8 @@ async def test_given_servers_are_used_and_none_started(start_plane: Callable[...
     home = PlaneUnderTest(ONE)  # a directory for the servers
     async with EmbeddedPostgres(home.data, durable=False) as postgres, EmbeddedNats(home.data / "nats") as nats:
         url = nats.url.replace("nats://", f"nats://{nats.token}@")
-        plane = start_plane(ONE, "--postgres", postgres.owner_url, "--nats", url)
+        plane = start_plane(ONE, "--postgres", postgres.owner_url, "--nats", url, "--host", LOOPBACK)
+        assert plane.url == (f"http://[::1]:{plane.plane.web_port}" if LOOPBACK == "::1" else plane.url)
         names = {one["name"] for one in json.loads(plane.cli("status", "--json").stdout)["processes"]}
         assert names == {"pool", "decider", "worker", "web"}
         assert "alpha" in await plane.chat("alpha", "alpha")

@@ -1,9 +1,10 @@
 """What REST routes have in common: who asks, the view as new as asked for, the decider's answers as 202."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Request, Response
+from litestar.params import HeaderParameter
 
 from controlplane.answer import Answer, Opened
 from controlplane.commands import AnyCommand
@@ -13,6 +14,8 @@ from web.errors import ApiError
 from web.services import Services
 
 Ask = Request[Any, Any, Any]
+Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", max_length=255, description="Makes a repeat harmless")]
+"""Declared by every route that changes something; `command` reads it."""
 
 AFTER_S: Final = 5.0
 """A view that isn't there after this long is cut off; 504 says so."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from litestar import Request, Response, delete, post, put
-from litestar.params import Body, FromPath, HeaderParameter
+from litestar.params import Body, FromPath
 
 from controlplane.commands import (
     AnyCommand,
@@ -20,11 +20,10 @@ from controlplane.commands import (
 )
 from controlplane.settings import spec_from_fields
 from web.errors import ApiError
-from web.rest.asking import Accepted, Changed, answered, command
+from web.rest.asking import Accepted, Changed, Key, answered, command
 
 Ask = Request[Any, Any, Any]
 Outcome = Response[Changed | Accepted]
-Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", max_length=255, description="Makes a repeat harmless")]
 Fields = Annotated[dict[str, Any], Body(description="The fields of a `[[model]]` table of the settings file")]
 
 

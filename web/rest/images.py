@@ -1,23 +1,22 @@
 """Skeletons on the nodes' disks: listed from the view; what is done to one is done by its node, and told by events."""
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import nats.errors
 from litestar import Request, delete, get, post
-from litestar.params import FromPath, HeaderParameter
+from litestar.params import FromPath
 
 from controlplane.commands import PinImage, RebuildImage, RemoveImage
 from controlplane.fleet import Fleet, Image
 from controlplane.fleet.images import is_pinned, models_of
 from controlplane.subjects import ImageAsk, ImageDone, images_of
 from web.errors import ApiError
-from web.rest.asking import command, fleet_after, services_of
+from web.rest.asking import Key, command, fleet_after, services_of
 from web.rest.fleet import Position
 from web.views.images import outlook, state
 
 Ask = Request[Any, Any, Any]
-Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", max_length=255, description="Makes a repeat harmless")]
 NODE_S: Final = 60.0
 """A check reads a whole image, some GiB at most."""
 REMOVED_S: Final = 10.0

@@ -20,14 +20,16 @@ WAIT_MOST_S: Final = 60.0
 ENDS: Final = ("OperationSucceeded", "OperationFailed")
 
 
-@get("/operations", description="Open operations, then ended ones, newest first.")
-async def operations(request: Ask, after: Position = None, limit: Limit = 100) -> list[shapes.OperationView]:
+@get("/operations", description="Open operations, then ended ones, newest first; with `before` (a position) ended ones only.")
+async def operations(
+    request: Ask, after: Position = None, before: Position = None, limit: Limit = 100
+) -> list[shapes.OperationView]:
     services = services_of(request)
     fleet = await fleet_after(services, after)
-    still_open = sorted(fleet.operations.values(), key=lambda known: -known.requested_ms)
+    still_open = sorted(fleet.operations.values() if before is None else (), key=lambda known: -known.requested_ms)
     shown = [portray.operation(fleet, services.view.beats, known) for known in still_open][:limit]
     if len(shown) < limit:
-        ended = await services.history.page_of_events(before=None, limit=limit - len(shown), types=ENDS)
+        ended = await services.history.page_of_events(before=before, limit=limit - len(shown), types=ENDS)
         asked = await services.history.first_of_operations([_name(recorded) for recorded in ended])
         shown += [_ended(recorded, asked.get(_name(recorded))) for recorded in ended]
     return shown

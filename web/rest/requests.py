@@ -10,7 +10,7 @@ from controlplane.envelope import Recorded
 from controlplane.events import RequestAccepted, RequestCancelled, RequestFailed, RequestFinished
 from web.errors import ApiError
 from web.rest import portray, shapes
-from web.rest.asking import Accepted, Changed, answered, command, fleet_after, services_of
+from web.rest.asking import Accepted, Changed, Key, answered, command, fleet_after, services_of
 from web.rest.fleet import Position
 from web.rest.operations import Limit
 
@@ -51,7 +51,7 @@ async def single_request(request: Ask, name: FromPath[str], after: Position = No
 
 
 @delete("/requests/{name:str}", status_code=202, summary="Cancel a request, wherever it is")
-async def cancel_request(request: Ask, name: FromPath[str]) -> Response[Changed | Accepted]:
+async def cancel_request(request: Ask, name: FromPath[str], key: Key = None) -> Response[Changed | Accepted]:
     return answered(await command(request, CancelRequest(request=name)))
 
 

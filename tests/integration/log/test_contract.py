@@ -4,8 +4,22 @@ import asyncio
 
 import pytest
 
+from compose.embedded.nats import PAYLOAD_BYTES
+from controlplane.envelope import encode_event, to_wire
 from controlplane.events import DeviceDeclared, GatewayOpened, GrantGiven, GrantReturned, NodeFellSilent, NodeHeardAgain
-from controlplane.log import CellHeld, Conflict, HeadMoved, Log, MemoryLog, Repeated, Snapshot, StaleEpoch, Unstorable
+from controlplane.log import (
+    CellHeld,
+    Conflict,
+    HeadMoved,
+    Log,
+    MemoryLog,
+    Oversized,
+    Repeated,
+    Snapshot,
+    StaleEpoch,
+    Unstorable,
+)
+from controlplane.log.contract import MOST_BYTES
 from tests.chronicle import NOW_MS, Chronicle
 
 DEVICE = DeviceDeclared(node="n1", device="dev-0", name="cpu0", kind="cpu", size_bytes=8 << 30)
@@ -57,6 +71,17 @@ async def test_what_the_log_can_not_keep_is_refused_and_nothing_is_written(twin:
     fine = Chronicle().record(DEVICE, GatewayOpened(gateway="gw_1", host="a\\u0000b", pid=3))  # a backslash, and no NUL
     await twin.append(epoch, fine)
     assert await twin.read(0) == fine
+
+
+async def test_an_event_that_the_bus_would_not_take_is_refused_with_both_numbers(twin: Log, epoch: int) -> None:
+    frame = len(encode_event(GatewayOpened(gateway="gw_1", host="", pid=3)))
+    largest = GatewayOpened(gateway="gw_1", host="x" * (MOST_BYTES - frame), pid=3)
+    with pytest.raises(Oversized, match=f"{MOST_BYTES + 1} bytes; .* {MOST_BYTES}"):
+        await twin.append(epoch, Chronicle().record(DEVICE, GatewayOpened(gateway="gw_1", host=largest.host + "x", pid=3)))
+    assert await twin.head() == 0
+    events = Chronicle().record(largest)
+    await twin.append(epoch, events)
+    assert len(to_wire(events[0])) < PAYLOAD_BYTES
 
 
 async def test_each_reign_has_a_higher_epoch(twin: Log, epoch: int) -> None:

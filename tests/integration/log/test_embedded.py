@@ -167,6 +167,7 @@ async def test_a_taken_port_is_refused(directory: Path) -> None:
     [
         (b'INFO {"version":"2.11.9","jetstream":true}\r\n', "nats_too_old"),
         (b'INFO {"version":"2.12.0"}\r\n', "no_jetstream"),
+        (b'INFO {"version":"2.12.0","jetstream":true,"max_payload":65536}\r\n', "payload_too_small"),
         (b"SSH-2.0-OpenSSH\r\n", "not_answering"),
     ],
 )

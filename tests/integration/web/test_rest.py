@@ -89,6 +89,27 @@ async def test_lists_of_operations_say_who_asked(house: House) -> None:
     assert [one["actor"] for one in (await house.client.get("/api/operations")).json()] == ["operator:test"]
 
 
+async def test_operations_are_paged_by_position(house: House) -> None:
+    await house.register("alpha")
+    asked = []
+    for kind in ("load", "sleep", "load"):
+        accepted = await house.client.post(f"/api/models/alpha/{kind}")
+        await house.client.get(accepted.headers["location"] + "&wait=10")
+        asked.insert(0, accepted.json()["operation"])
+    first = (await house.client.get("/api/operations?limit=2")).json()
+    rest = (await house.client.get(f"/api/operations?limit=2&before={first[-1]['position']}")).json()
+    assert [one["operation"] for one in first + rest] == asked
+
+
+async def test_every_route_that_changes_something_declares_its_idempotency_key(house: House) -> None:
+    paths = (await house.client.get("/api/schema/openapi.json")).json()["paths"]
+    for path, methods in paths.items():
+        for method in methods.keys() & {"post", "put", "delete"}:
+            if path.startswith("/api/") and not path.endswith("/verify"):  # which only looks
+                headers = [one["name"] for one in methods[method].get("parameters", ()) if one["in"] == "header"]
+                assert "Idempotency-Key" in headers, (method, path)
+
+
 async def test_an_operation_is_waited_for_even_if_the_view_has_not_seen_it_yet(house: House) -> None:
     await house.register("alpha")
     for kind in ("load", "sleep", "load", "sleep"):

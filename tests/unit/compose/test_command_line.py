@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compose.cli import main
-from compose.cli.show import one_line
+from compose.cli.show import living, one_line
 
 
 def ran(*argv: str) -> int:
@@ -55,6 +55,11 @@ def test_another_users_directory_is_named_as_such(
 def test_a_token_needs_a_name_to_be_told_by(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("--data", str(tmp_path), "token", "new", name) == 2
     assert "printable characters" in capsys.readouterr().err
+
+
+def test_retired_models_are_listed_on_demand_only() -> None:
+    models = [{"model": "a", "retired": False}, {"model": "b", "retired": True}]
+    assert (living(models, every=False), living(models, every=True)) == (models[:1], models)
 
 
 def test_the_end_of_a_log_stays_in_its_line_of_a_table() -> None:
