@@ -12,6 +12,7 @@ from compose.child import Child
 from compose.directory import Directory
 from compose.settingsfile import Chosen
 from compose.settingswatch import SettingsWatch
+from controlplane import parties
 from controlplane.bus import Bus
 from controlplane.plane import Plane
 from controlplane.refusal import Refused
@@ -26,7 +27,7 @@ log = structlog.get_logger("up")
 async def attend(plane: Plane, directory: Directory, chosen: Chosen, web: Child, *, say: Say, began: float) -> None:
     """Runs until it is cancelled. `began`: monotonic time of the start."""
     await login.first_token(plane, directory)
-    bus = await Bus.connect(plane, "up")
+    bus = await Bus.connect(plane, "up", parties.OPERATOR)
     try:
         watch = SettingsWatch(chosen.path, bus, say) if chosen.path is not None else None
         if watch is not None:

@@ -100,6 +100,7 @@ def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[st
     data = directory.path
     return Plane(
         data=str(data), postgres_url=given.postgres_url, nats_url=given.nats_url, nats_token=given.nats_token,
+        nats_logins=given.nats_logins,
         web_host=at[0], web_port=at[1], node_token=directory.secret("node-token"), cookie_key=directory.secret("cookie-key"),
         pool_socket=str(data / "run" / "pool" / "pool.sock"), pool_bytes=offered.pool_bytes, devices=offered.devices,
         settings_path=str(settings) if settings else None, embedded=given.embedded, deadlines=offered.deadlines,

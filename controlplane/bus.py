@@ -14,7 +14,7 @@ import structlog
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from controlplane import subjects
+from controlplane import parties, subjects
 from controlplane.answer import Answer, Reply
 from controlplane.commands import Order
 from controlplane.fleet import Fleet, load
@@ -35,8 +35,10 @@ log = structlog.get_logger("bus")
 class Bus:
     """A NATS connection that reconnects for ever. `nc` and `js` are open to use; `close` ends it."""
 
-    def __init__(self, nc: Client, name: str) -> None:
+    def __init__(self, nc: Client, name: str, party: str) -> None:
+        """`party`: whose login to use, and so what may be said."""
         self.nc = nc
+        self.party = party
         self.js: JetStreamContext = nc.jetstream(timeout=5)
         self.name = name
         self.closed = asyncio.Event()
@@ -46,9 +48,10 @@ class Bus:
         self._on_reconnect: set[Callable[[], None]] = set()
 
     @staticmethod
-    async def connect(plane: Plane, name: str, *, deadline_s: float = 30) -> "Bus":
-        """Connect as `name`. Raises Refused(UNAVAILABLE) when the server has not answered after `deadline_s`."""
-        bus = Bus(Client(), name)
+    async def connect(plane: Plane, name: str, party: str, *, deadline_s: float = 30) -> "Bus":
+        """Connect as `name`, with the login of `party`. Raises Refused(UNAVAILABLE) when the server has not answered after
+        `deadline_s`."""
+        bus = Bus(Client(), name, party)
         await bus.open(plane, deadline_s=deadline_s)
         return bus
 
@@ -60,9 +63,12 @@ class Bus:
                 await _port(plane.nats_url)
                 self._begun = True
                 # A task of its own: the client's `wait_for` loses a cancellation that meets a connection (3.11), and goes on.
+                login = plane.nats_login(self.party)
                 connecting = asyncio.create_task(
                     self.nc.connect(
-                        plane.nats_url, name=self.name, token=plane.nats_token, max_reconnect_attempts=-1,
+                        plane.nats_url, name=self.name, token=None if login else plane.nats_token,
+                        user=login.user if login else None, password=login.password if login else None,
+                        inbox_prefix=parties.inbox(self.party).encode(), max_reconnect_attempts=-1,
                         reconnect_time_wait=0.1,  # type: ignore[arg-type]
                         connect_timeout=5, ping_interval=5, max_outstanding_pings=2, error_cb=self._error,
                         reconnected_cb=self._reconnected, disconnected_cb=self._disconnected, closed_cb=self._closed,

@@ -24,7 +24,7 @@ import structlog
 import uvloop
 
 import migrations
-from controlplane import ids, lean
+from controlplane import ids, lean, parties
 from controlplane.bus import Bus
 from controlplane.commands import BeginReign, Order
 from controlplane.decisions.decide import decide
@@ -69,7 +69,7 @@ async def reign(plane: Plane, stop: asyncio.Event, begun: asyncio.Event) -> None
         log_ = await PostgresLog.open(plane.postgres_url)
         stack.push_async_callback(_end, log_.close)
         fleet = await restore(log_)
-        bus = await Bus.connect(plane, "decider")
+        bus = await Bus.connect(plane, "decider", parties.DECIDER)
         stack.push_async_callback(_end, bus.close)
         relay, snapshotter = Relay(bus, log_), Snapshotter(log_, fleet)
 

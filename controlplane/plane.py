@@ -7,6 +7,19 @@ from typing import Final
 import msgspec
 
 FILE: Final = "plane.json"
+NODE: Final = "n1"
+"""The node that `up` makes of its own machine."""
+
+
+ANYBODY: Final = "*"
+"""In `Plane.nats_logins`: the login of whoever has none of his own (a server given by URL)."""
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """A user of the NATS server."""
+
+    user: str
+    password: str
 
 
 class PlaneDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,12 +36,15 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
 
     data: str
     """The data directory, absolute."""
-    node: str = "n1"
+    node: str = NODE
     node_address: str = "127.0.0.1"
     postgres_url: str
     """`postgresql://user@/database?host=<socket directory>`; asyncpg reads it as it is."""
     nats_url: str
     nats_token: str | None = None
+    """Of a server that knows no users."""
+    nats_logins: dict[str, Login] = {}
+    """By party of the bus (`parties`). A node that joins is given its own alone."""
     web_host: str = "127.0.0.1"
     web_port: int = 0
     node_token: str = ""
@@ -48,6 +64,10 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     """Models and configurations whose images stay whatever the quota says."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
+
+    def nats_login(self, party: str) -> Login | None:
+        """How that party connects to the bus; None: with `nats_token`, if that."""
+        return self.nats_logins.get(party) or self.nats_logins.get(ANYBODY)
 
     @property
     def web_url(self) -> str:

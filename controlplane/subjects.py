@@ -1,10 +1,11 @@
 """NATS subjects and the small messages that are not events: beats, progress, asks. Pure: names and shapes only."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from controlplane.envelope import Recorded
+if TYPE_CHECKING:  # `up` writes subjects into the server's configuration, and starts in a hurry
+    from controlplane.envelope import Recorded
 
 STREAM: Final = "EVENTS"
 EVENTS: Final = "events.>"
@@ -21,7 +22,7 @@ def command_node(node: str) -> str:
     return f"cmd.node.{node}.report"
 
 
-def event(recorded: Recorded) -> str:
+def event(recorded: "Recorded") -> str:
     """`events.<node or _>.<aggregate>.<type>`: a worker filters on its node and on `_.model`."""
     return f"events.{recorded.node or '_'}.{recorded.event.AGGREGATE}.{recorded.type}"
 

@@ -18,6 +18,7 @@ from controlplane.bus import Bus
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, Instance
 from controlplane.log.postgres import COLUMNS, recorded
+from controlplane.parties import DECIDER
 from controlplane.rungs import Activity, Rung
 from tests.planeprocesses import PlaneProcesses
 
@@ -67,7 +68,7 @@ class PlaneUnderTest(PlaneProcesses):
 
     @contextlib.asynccontextmanager
     async def bus(self) -> AsyncIterator[Bus]:
-        bus = await Bus.connect(self.plane, "test")
+        bus = await Bus.connect(self.plane, "test", DECIDER)
         try:
             yield bus
         finally:

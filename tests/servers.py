@@ -16,6 +16,7 @@ from compose.embedded.nats import EmbeddedNats
 from compose.embedded.postgres import OWNER, EmbeddedPostgres
 from controlplane.bus import Bus
 from controlplane.log.postgres import PostgresLog
+from controlplane.parties import DECIDER
 from controlplane.plane import Plane
 from controlplane.subjects import STREAM
 from migrations import upgrade
@@ -97,7 +98,7 @@ async def plane(tmp_path: Path, database: str, nats_server: EmbeddedNats) -> Asy
     )
     written.write()
     yield written
-    bus = await Bus.connect(written, "sweeper")
+    bus = await Bus.connect(written, "sweeper", DECIDER)
     with contextlib.suppress(Exception):
         await bus.js.delete_stream(STREAM)
     await bus.close()
@@ -105,6 +106,6 @@ async def plane(tmp_path: Path, database: str, nats_server: EmbeddedNats) -> Asy
 
 @pytest.fixture
 async def bus(plane: Plane) -> AsyncIterator[Bus]:
-    connected = await Bus.connect(plane, "test")
+    connected = await Bus.connect(plane, "test", DECIDER)
     yield connected
     await connected.close()

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
+from controlplane import parties
 from controlplane.bus import Bus
 from controlplane.plane import Plane
 from controlplane.queries import History
@@ -73,7 +74,7 @@ class Services:
     @staticmethod
     def make(plane: Plane) -> "Services":
         """Everything, not connected to anything yet."""
-        bus = Bus(Client(), "web")
+        bus = Bus(Client(), "web", parties.WEB)
         view = PlaneView(bus)
         frontends = Frontends(plane.node_token)
         gateway = Gateway(bus, view, frontends)

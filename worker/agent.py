@@ -16,7 +16,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from controlplane import lean
+from controlplane import lean, parties
 from controlplane.bus import Bus
 from controlplane.fleet import Model
 from controlplane.logs import write_json_lines
@@ -58,7 +58,7 @@ async def work(data: Path) -> None:
 
 
 async def _live(plane: Plane, data: Path, deadlines: Deadlines) -> None:
-    bus = await Bus.connect(plane, f"worker:{plane.node}")
+    bus = await Bus.connect(plane, f"worker:{plane.node}", parties.node(plane.node))
     try:
         async with aiohttp.ClientSession() as session:
             await Life(plane, bus, session, preparing(data), deadlines).run()

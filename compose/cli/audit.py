@@ -10,6 +10,7 @@ import structlog
 from compose.cli.options import as_json, echo_json
 from compose.directory import plane_of
 from compose.refusal import EnvironmentRefusal
+from controlplane import parties
 from controlplane.audit import Report
 from controlplane.audit import audit as check
 from controlplane.bus import Bus
@@ -45,7 +46,7 @@ def audit(context: click.Context, json: bool) -> None:
 async def _audit(plane: Plane) -> Report:
     log = await PostgresLog.open(plane.postgres_url)
     try:
-        bus = await Bus.connect(plane, "audit", deadline_s=5)
+        bus = await Bus.connect(plane, "audit", parties.READER, deadline_s=5)
         try:
             return await check(log, bus)
         finally:

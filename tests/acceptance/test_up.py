@@ -13,6 +13,8 @@ import pytest
 from compose.embedded.nats import EmbeddedNats
 from compose.embedded.postgres import EmbeddedPostgres
 from compose.remains import belonging
+from controlplane.parties import DECIDER
+from controlplane.plane import Login
 from tests.plane import NODE, PlaneUnderTest, fake
 
 ONE = NODE + fake("alpha")
@@ -132,8 +134,9 @@ def test_tokens_are_issued_listed_and_revoked(plane: PlaneUnderTest) -> None:
 
 async def test_given_servers_are_used_and_none_started(start_plane: Callable[..., PlaneUnderTest]) -> None:
     home = PlaneUnderTest(ONE)  # a directory for the servers
-    async with EmbeddedPostgres(home.data, durable=False) as postgres, EmbeddedNats(home.data / "nats") as nats:
-        url = nats.url.replace("nats://", f"nats://{nats.token}@")
+    ours = {DECIDER: Login(user="me", password="every@thing")}
+    async with EmbeddedPostgres(home.data, durable=False) as postgres, EmbeddedNats(home.data / "nats", logins=ours) as nats:
+        url = nats.url.replace("nats://", "nats://me:every%40thing@")
         plane = start_plane(ONE, "--postgres", postgres.owner_url, "--nats", url, "--host", LOOPBACK)
         assert plane.url == (f"http://[::1]:{plane.plane.web_port}" if LOOPBACK == "::1" else plane.url)
         names = {one["name"] for one in json.loads(plane.cli("status", "--json").stdout)["processes"]}

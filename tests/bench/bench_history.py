@@ -17,6 +17,7 @@ from controlplane.bus import Bus
 from controlplane.fleet import Fleet
 from controlplane.log.postgres import PostgresLog
 from controlplane.log.snapshots import fold_from, restore, take
+from controlplane.parties import DECIDER
 from tests.bench.figures import Table
 from tests.bench.imports import import_s
 from tests.bench.logroom import Databases, answering, process, servers, stage
@@ -98,7 +99,7 @@ async def starting(database: Databases, nats: EmbeddedNats, events: int) -> Tabl
     folded = time.perf_counter() - started
     await log.close()
     plane = database.plane(url, nats)
-    bus = await Bus.connect(plane, "bench")
+    bus = await Bus.connect(plane, "bench", DECIDER)
     started = time.perf_counter()
     async with process("-m", "controlplane.decider", "--data", plane.data):
         await answering(bus)

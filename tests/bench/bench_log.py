@@ -21,6 +21,7 @@ from controlplane.commands import Order
 from controlplane.decisions import decide
 from controlplane.desk import Desk
 from controlplane.log.postgres import PostgresLog
+from controlplane.parties import DECIDER
 from tests.bench.figures import Table
 from tests.bench.logroom import Databases, admit, answering, beating, finish, process, servers, stage
 
@@ -103,7 +104,7 @@ async def across_nats(database: Databases, nats: EmbeddedNats, seconds: float) -
     await stage(log)
     await log.close()
     plane = database.plane(url, nats)
-    bus = await Bus.connect(plane, "bench")
+    bus = await Bus.connect(plane, "bench", DECIDER)
     beats = asyncio.create_task(beating(bus))
     table = Table("across NATS (the decider in its own process)")
     async with process("-m", "tests.bench.echo", nats.url, nats.token, ECHO, await database.bare()):

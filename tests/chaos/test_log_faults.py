@@ -17,6 +17,7 @@ from controlplane.bus import Bus
 from controlplane.commands import OpenGateway, Order
 from controlplane.follower import follow
 from controlplane.log.postgres import PostgresLog
+from controlplane.parties import DECIDER
 from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from migrations import upgrade
@@ -134,7 +135,7 @@ FAULTS: dict[str, Callable[[Ward], Awaitable[None]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_what_was_acknowledged_survives(ward: Ward, fault: str) -> None:
     plane = await ward.open()
-    bus = await Bus.connect(plane, "chaos")
+    bus = await Bus.connect(plane, "chaos", DECIDER)
     seen = list[int]()
 
     async def watch() -> None:

@@ -18,6 +18,7 @@ from controlplane.bus import Bus
 from controlplane.commands import Order, RegisterModel
 from controlplane.envelope import Recorded
 from controlplane.log.postgres import COLUMNS, recorded
+from controlplane.parties import DECIDER
 from controlplane.plane import Plane
 from controlplane.spec import ModelSpec
 from controlplane.subjects import COMMAND_OPERATOR
@@ -133,7 +134,7 @@ async def opened(plane: Plane, *, devices: int = 1) -> AsyncIterator[House]:
     house.plane.write()
     house.token = await new_token(plane.postgres_url, "test")
     await house.start_decider()
-    house.bus = await Bus.connect(house.plane, "house")
+    house.bus = await Bus.connect(house.plane, "house", DECIDER)
     house.node = ScriptedNode(house.bus, devices)
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
     web = asyncio.create_task(serve(house.plane, stop, lambda services, port: started.set_result((services, port))))
