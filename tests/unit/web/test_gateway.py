@@ -46,7 +46,7 @@ async def test_a_beat_that_can_not_be_sent_ends_nobody(error: Exception) -> None
         raise error
 
     client: Any = SimpleNamespace(is_connected=True, publish=publish, jetstream=lambda timeout: None)
-    await Bus(client, "web").publish("beat.gateway.g", GatewayBeat(gateway="g", at_ms=1))
+    await Bus(client, "web", "web").publish("beat.gateway.g", GatewayBeat(gateway="g", at_ms=1))
 
 
 async def test_a_command_that_no_message_holds_is_refused_for_good() -> None:
@@ -56,5 +56,5 @@ async def test_a_command_that_no_message_holds_is_refused_for_good() -> None:
     client: Any = SimpleNamespace(is_connected=True, request=request, max_payload=10, jetstream=lambda timeout: None)
     order = Order(id="cmd_1", actor="gateway:g", body=OpenGateway(gateway="g", host="h", pid=1))
     with pytest.raises(Refused, match="the bus takes 10") as refusal:
-        await Bus(client, "web").command("cmd.gateway", order)
+        await Bus(client, "web", "web").command("cmd.gateway", order)
     assert refusal.value.code is Code.INVALID
