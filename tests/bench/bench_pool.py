@@ -1,4 +1,4 @@
-"""Staging beside a bare parallel copy of the same bytes, into memory that is ready and memory that is not; attach and detach.
+"""Staging beside a bare parallel copy of the same bytes, each into memory that is ready and memory that is not; attach, detach.
 
 `python -m tests.bench.bench_pool [--mib 512] [--cycles 20]` prints a table and, with `--json FILE`, keeps it.
 """
@@ -47,15 +47,17 @@ def copy_into(target: Path, source: Path, *, fresh: bool) -> float:
     return took
 
 
-async def staging(daemon: Daemon, source: Path, cycles: int) -> tuple[list[float], str, int]:
+async def staging(daemon: Daemon, source: Path, *, ready: bool = False) -> tuple[float, str, int]:
+    """Seconds, the set, its bytes. ready: wait until as much memory lies ready."""
+    size = source.joinpath("model.safetensors").stat().st_size
     async with daemon.client() as client:
-        took = []
-        for cycle in range(cycles):
-            staged = await client.stage(source)
-            took.append(staged.took_ms / 1000)
-            if cycle < cycles - 1:
-                await client.drop(staged.weight_set)
-    return took, staged.weight_set, staged.size_bytes
+        ends = time.monotonic() + 60
+        while ready and (await client.describe()).ready_bytes < size * 0.98:
+            if time.monotonic() > ends:
+                raise TimeoutError("nothing lies ready")
+            await asyncio.sleep(0.05)
+        staged = await client.stage(source)
+        return staged.took_ms / 1000, staged.weight_set, staged.size_bytes
 
 
 def mapping(daemon: Daemon, weight_set: str, size: int, cycles: int) -> dict[str, list[float]]:
@@ -98,21 +100,30 @@ def main() -> None:
     each = options.mib * MIB // 16
     tensors = {f"layer.{n}.weight": random.integers(0, 255, each, dtype=np.uint8) for n in range(16)}
     write_safetensors(source / "model.safetensors", tensors)
-    daemon = Daemon(directory, budget=4 * options.mib * MIB, extra=("--forget",)).start()
-    target = daemon.root / "yardstick"
-    figures: dict[str, list[float]] = {"stage": [], "copy, fresh memory": [], "copy, ready memory": []}
+    budget = 4 * options.mib * MIB
+    (directory / "ready").mkdir(mode=0o700)
+    fresh = Daemon(directory, budget=budget, extra=("--forget", "--ready", "0")).start()
+    ready = Daemon(directory / "ready", budget=budget, extra=("--forget", "--ready", str(budget // 2))).start()
+    target = fresh.root / "yardstick"
+    figures: dict[str, list[float]] = {
+        "stage, fresh memory": [], "stage, ready memory": [], "copy, fresh memory": [], "copy, ready memory": [],
+    }  # fmt: skip
     try:
+        _, weight_set, size = asyncio.run(staging(ready, source))
+        asyncio.run(drop(ready, weight_set))
         for _ in range(options.cycles):  # turn by turn, so that what disturbs one disturbs the others
             figures["copy, fresh memory"].append(copy_into(target, source / "model.safetensors", fresh=True))
             figures["copy, ready memory"].append(copy_into(target, source / "model.safetensors", fresh=False))
             target.unlink()
-            took, weight_set, size = asyncio.run(staging(daemon, source, 1))
-            figures["stage"] += took
-            asyncio.run(drop(daemon, weight_set))
-        _, weight_set, size = asyncio.run(staging(daemon, source, 1))
-        times = mapping(daemon, weight_set, size, options.cycles)
+            for daemon, name in ((fresh, "stage, fresh memory"), (ready, "stage, ready memory")):
+                took, weight_set, size = asyncio.run(staging(daemon, source, ready=daemon is ready))
+                figures[name].append(took)
+                asyncio.run(drop(daemon, weight_set))
+        _, weight_set, size = asyncio.run(staging(fresh, source))
+        times = mapping(fresh, weight_set, size, options.cycles)
     finally:
-        daemon.stop()
+        fresh.stop()
+        ready.stop()
         shutil.rmtree(directory)
     rows = {name: spread([options.mib / seconds for seconds in took], "MiB/s") for name, took in figures.items()}
     rows |= {f"{name}, {options.mib} MiB": spread(values, "ms") for name, values in times.items()}

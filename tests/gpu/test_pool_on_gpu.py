@@ -1,7 +1,10 @@
-"""The pool daemon on a real device: bytes arrive, are read-only, are shared, and go when they should."""
+"""The pool daemon on a real device: bytes arrive, are read-only, are shared, and go when they should, whoever dies."""
 
+import asyncio
+import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,7 +145,99 @@ def test_a_set_larger_than_what_is_free_is_refused_with_both_numbers(house: Hous
         house.attach(device)
     assert refused.value.code == "device_full"
     assert refused.value.need_bytes == SEGMENTS * SIZE > refused.value.free_bytes
+    assert f"process {os.getpid()} has" in refused.value.message, "who has the rest"
     importer.checked("cuMemFree", importer.driver.cuMemFree(hog))
     attachment = house.attach(device)
     importer.unmap()
+    attachment.release()
+
+
+# ---- deaths in the middle of a copy, bad bytes ----------------------------------------------------------------
+
+
+def back(device: gpus.Gpu, before: int) -> float:
+    """Seconds until the device's memory is as it was, but for a daemon's context."""
+    begun = time.monotonic()
+    wait_for(lambda: gpus.used_bytes(device.uuid) - before < 2 * MIB, 5.0)
+    return time.monotonic() - begun
+
+
+def engine_that_dies(socket: Path, weight_set: str, uuid: str) -> None:
+    importer = Importer()
+
+    def dies(attached: Attached, fds: list[int]) -> None:
+        importer.map(attached, fds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    attach_device(socket, weight_set, uuid, dies)
+
+
+def test_an_engine_killed_in_the_middle_of_its_wake_leaves_the_device_as_it_was(house: House, device: gpus.Gpu) -> None:
+    before = gpus.used_bytes(device.uuid)
+    spawn = multiprocessing.get_context("spawn")
+    engine = spawn.Process(target=engine_that_dies, args=(house.daemon.socket, house.weight_set, device.uuid))
+    engine.start()
+    engine.join(60)
+    assert engine.exitcode == -signal.SIGKILL
+    back(device, before)
+    attachment = house.attach(device)
+    assert np.array_equal(house.importer.read(3), house.bytes[3])
+    house.importer.unmap()
+    attachment.release()
+
+
+def test_a_daemon_killed_in_the_middle_of_a_copy_leaves_nothing_and_the_next_one_pins_what_it_finds(
+    house: House, device: gpus.Gpu
+) -> None:
+    without = gpus.used_bytes(device.uuid)
+
+    def kills(attached: Attached, fds: list[int]) -> None:
+        house.importer.map(attached, fds)
+        house.daemon.kill()
+
+    with pytest.raises(OSError):  # noqa: PT011 - the connection's end, whichever way it shows
+        attach_device(house.daemon.socket, house.weight_set, device.uuid, kills)
+    house.importer.unmap()
+    wait_for(lambda: gpus.used_bytes(device.uuid) < without, 5.0)  # its context has gone as well
+    house.daemon.start()
+    wait_for(lambda: len(house.daemon.events("registered")) >= 1, 20.0)
+    attachment = house.attach(device)
+    assert np.array_equal(house.importer.read(5), house.bytes[5])
+    house.importer.unmap()
+    attachment.release()
+
+
+def test_a_corrupt_segment_is_found_refused_and_brought_anew(house: House, device: gpus.Gpu) -> None:
+    segment = house.daemon.root / house.weight_set / "00002.segment"
+    segment.chmod(0o600)
+    with segment.open("r+b") as file:
+        file.seek(4711)
+        file.write(bytes([int(house.bytes[2][4711]) ^ 1]))
+
+    async def verify() -> tuple[str, ...]:
+        async with house.daemon.client() as client:
+            return (await client.verify(house.weight_set)).bad
+
+    assert asyncio.run(verify()) == ("t2",)
+    with pytest.raises(PoolRefused, match="corrupt"):
+        house.attach(device)
+    assert deposit(house.daemon.socket, house.request, house.write).weight_set == house.weight_set
+    attachment = house.attach(device)
+    assert np.array_equal(house.importer.read(2), house.bytes[2])
+    house.importer.unmap()
+    attachment.release()
+
+
+def test_a_neighbour_with_a_link_of_its_own_carries_half(house: House, device: gpus.Gpu) -> None:
+    if len(gpus.gpus()) < 2 or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        pytest.skip("one GPU here")
+    attachment = house.attach(device)
+    assert attachment.filled is not None
+    shards = attachment.filled.shards
+    if len(shards) == 1:
+        pytest.skip("no neighbour here may help: no NVLink, or one uplink for both")
+    assert sum(shard.copied_bytes for shard in shards) == SEGMENTS * SIZE
+    for number in range(SEGMENTS):
+        assert np.array_equal(house.importer.read(number), house.bytes[number])
+    house.importer.unmap()
     attachment.release()
