@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
+from compose.nursery import Birth, Nursery
 from compose.process import Identity, end, tether
 
 BACK_OFF_S: Final = (0.1, 5.0)
@@ -39,8 +40,6 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """It outlives a killed `up`, whose successor adopts it; else it gets `stop_signal` when `up` dies."""
     stop_signal: signal.Signals = signal.SIGTERM
     stop_s: float = 6.0
-    user: tuple[int, int] | None = None
-    """uid and gid to run as, when `up` is root."""
 
 
 State = Literal["starting", "ready", "waiting", "stopped"]
@@ -60,14 +59,16 @@ class ChildState(msgspec.Struct, frozen=True, kw_only=True):
 class Child:
     """Keeps one process running until `stop`. `changed` is called whenever `state` is another."""
 
-    def __init__(self, spec: ChildSpec, data: Path, changed: Callable[[], None]) -> None:
+    def __init__(self, spec: ChildSpec, data: Path, changed: Callable[[], None], nursery: Nursery | None = None) -> None:
+        """nursery: where its first process comes from, if that has one for it."""
         self.spec = spec
+        self._nursery = nursery
         self.restarts = 0
         self.adopted = False
         self._changed = changed
         self._log = data / "logs" / f"{spec.name}.log"
         self._pid_file = data / "run" / "pids" / f"{spec.name}.json"
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._ours: int | None = None
         self._process: Identity | None = None
         self._state: State = "starting"
         self._since_ms = time.time_ns() // 1_000_000
@@ -102,8 +103,7 @@ class Child:
             await self._task
         if self._process is not None:  # it was being adopted just then
             late += await end([self._process], deadline_s=self.spec.stop_s, number=self.spec.stop_signal)
-        if self._popen is not None:
-            self._popen.wait()  # it has ended: this only takes it out of the process table
+        self._reap()  # it has ended: this only takes it out of the process table
         self._pid_file.unlink(missing_ok=True)
         self._process = None
         self._enter("stopped")
@@ -124,7 +124,7 @@ class Child:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                process = self._process or self._spawn()
+                process = self._process or await self._begin()
             except OSError as error:
                 self._last_exit = f"can't be started: {error}"
             else:
@@ -155,35 +155,54 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 if await asyncio.wait_for(self.spec.ready(), ADOPT_S):
                     self.adopted, self._process = True, left
+                    if self._nursery is not None:
+                        self._nursery.decline(self.spec.name)
                     log.info("child_adopted", child=self.spec.name, pid=left.pid)
                     return
         log.info("child_left_over", child=self.spec.name, pid=left.pid)
         await end([left], deadline_s=self.spec.stop_s, number=self.spec.stop_signal)
 
-    def _spawn(self) -> Identity:
+    async def _begin(self) -> Identity:
+        """Start it. Raises OSError."""
         if self.spec.prepare is not None:
             self.spec.prepare()
+        nursery, self._nursery = self._nursery, None
+        pid = await self._born(nursery) if nursery is not None else None
+        self._ours = pid = pid or self._spawn()
+        self._process = process = Identity.of(pid) or Identity(pid=pid, started=0)
+        try:
+            self._pid_file.write_bytes(msgspec.json.encode(process))
+        except OSError as error:  # a full disk: it runs all the same, and must not be started once more
+            log.error("pid_not_kept", child=self.spec.name, pid=pid, error=str(error))
+        self._enter("starting")
+        if self._stopping.is_set():  # while we waited for the nursery
+            await end([process], deadline_s=self.spec.stop_s, number=self.spec.stop_signal)
+        return process
+
+    async def _born(self, nursery: Nursery) -> int | None:
+        spec = self.spec
+        birth = Birth(
+            argv=list(spec.argv), environment={**os.environ, **spec.environment}, log=str(self._log),
+            tie=None if spec.survives else int(spec.stop_signal),
+        )  # fmt: skip
+        pid = await nursery.take(spec.name, birth)
+        log.info("child_begins", child=spec.name, pid=pid, nursery=pid is not None)
+        return pid
+
+    def _spawn(self) -> int:
         us, spec = os.getpid(), self.spec
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            user = {"user": spec.user[0], "group": spec.user[1], "extra_groups": []} if spec.user else {}
-            self._popen = subprocess.Popen(
+            popen = subprocess.Popen(
                 spec.argv, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor, start_new_session=True, umask=0o077,
                 env=os.environ | spec.environment, cwd="/",
                 # After the fork it only calls prctl and getppid, which take no lock.
                 preexec_fn=None if spec.survives else lambda: tether(us, spec.stop_signal),  # noqa: PLW1509
-                **user,  # type: ignore[call-overload]
             )  # fmt: skip
         finally:
             os.close(descriptor)
-        assert self._popen is not None
-        self._process = process = Identity.of(self._popen.pid) or Identity(pid=self._popen.pid, started=0)
-        try:
-            self._pid_file.write_bytes(msgspec.json.encode(process))
-        except OSError as error:  # a full disk: it runs all the same, and must not be started once more
-            log.error("pid_not_kept", child=spec.name, pid=process.pid, error=str(error))
-        self._enter("starting")
-        return process
+        popen.returncode = 0  # we wait for it ourselves (`_reap`), as for one that was born
+        return popen.pid
 
     async def _watch_ready(self) -> None:
         while self.spec.ready is not None and not await self.spec.ready():  # noqa: ASYNC110 (asks another process)
@@ -192,10 +211,10 @@ class Child:
         self._enter("ready")
 
     def _reap(self) -> str:
-        if self._popen is None:
+        if self._ours is None:
             return "ended (an earlier process's child: its exit code is not ours to see)"
-        code = self._popen.wait()
-        self._popen = None
+        code = os.waitstatus_to_exitcode(os.waitpid(self._ours, 0)[1])
+        self._ours = None
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _enter(self, state: State) -> None:

@@ -91,6 +91,11 @@ async def end(
     return late
 
 
+def untether() -> None:
+    """In a child: live on when the parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def tether(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
     """In a child between fork and exec: get `number` when the parent dies, however it dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from compose.child import Child, ChildSpec, ChildState, left_over
+from compose.nursery import Nursery
 from compose.process import end
 from compose.serverchild import Server, ServerChild
 
@@ -25,8 +26,9 @@ log = structlog.get_logger("supervisor")
 class Supervisor:
     """Children by name, in the order in which they were added; they stop in the opposite order."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, nursery: Nursery | None = None) -> None:
         self.data = data
+        self._nursery = nursery
         self.children: dict[str, Child | ServerChild] = {}
         for folder in ("logs", "run", "run/pids"):
             (data / folder).mkdir(mode=0o700, exist_ok=True)
@@ -34,7 +36,7 @@ class Supervisor:
 
     def add(self, spec: ChildSpec) -> Child:
         """Start a child and keep it running."""
-        child = Child(spec, self.data, self._write)
+        child = Child(spec, self.data, self._write, self._nursery)
         self.children[spec.name] = child
         child.start()
         if self._housekeeping is None:

@@ -16,6 +16,7 @@ from compose import parts, remains, servers
 from compose.directory import Directory
 from compose.logs import write_own_log
 from compose.node import Offer, offer
+from compose.nursery import Nursery
 from compose.process import end
 from compose.refusal import EnvironmentRefusal
 from compose.servers import Servers
@@ -43,7 +44,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     demo: bool = False
 
 
-async def up(options: UpOptions, say: Say) -> None:
+async def up(options: UpOptions, say: Say, nursery: Nursery | None = None) -> None:
     """Run a plane until SIGINT or SIGTERM. Raises EnvironmentRefusal, ServerRefusal or SettingsError before it is started."""
     if (options.postgres_url is None) is not (options.nats_url is None):
         raise EnvironmentRefusal("servers", "Only one of --postgres and --nats is given.", "Give both, or neither.")
@@ -52,7 +53,7 @@ async def up(options: UpOptions, say: Say) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     with Directory.open(options.data) as directory:
         write_own_log(directory.path / "logs" / "up.log")
-        supervisor = Supervisor(directory.path)
+        supervisor = Supervisor(directory.path, nursery)
         running = asyncio.create_task(_run(options, directory, supervisor, say), name="up")
         stopping = asyncio.create_task(ending.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,92 +1,26 @@
-"""The command line: `enginehouse`. Commands are imported when they are asked for, so that none pays for another's imports."""
+"""The command line: `enginehouse`. Next to nothing is imported here, so that what `up` needs can start at once."""
 
-import importlib
-import json
-import os
+import gc
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Sequence
 
-import click
-
-from compose.directory import default
-from compose.refusal import ApiRefused, EnvironmentRefusal
-
-COMMANDS: Final = {
-    "up": ("compose.cli.running", "Start a plane and keep it running until Ctrl-C."),
-    "down": ("compose.cli.running", "End a plane and all that belongs to it."),
-    "login": ("compose.cli.running", "Print a link that logs one browser in."),
-    "status": ("compose.cli.show", "Show what runs, where, and how much room is left."),
-    "models": ("compose.cli.models", "List, add and remove models."),
-    "load": ("compose.cli.operations", "Bring a model up."),
-    "sleep": ("compose.cli.operations", "Take a model off its device; its engine stays."),
-    "checkpoint": ("compose.cli.operations", "Take a model's engines off their device; their processes stay."),
-    "save": ("compose.cli.operations", "Take a model's engines to disk."),
-    "stop": ("compose.cli.operations", "End the engines that serve a model."),
-    "images": ("compose.cli.images", "List, check and remove engines on disk."),
-    "retry": ("compose.cli.operations", "End a model's back-off and try again now."),
-    "requests": ("compose.cli.history", "Show requests, newest first."),
-    "events": ("compose.cli.history", "Show the log of events, or follow it."),
-    "audit": ("compose.cli.audit", "Check the log against itself, the stream and the live state."),
-    "bench": ("compose.cli.bench", "Measure this machine: figures beside their yardsticks."),
-    "doctor": ("compose.cli.doctor", "Check whether this machine can run a plane."),
-    "token": ("compose.cli.tokens", "Issue, list and revoke API tokens."),
-}
-REFUSED: Final = 1
-ENVIRONMENT: Final = 2
-
-
-class Commands(click.Group):
-    """A group whose commands are imported when they are asked for. places: name -> (module, what the list says of it)."""
-
-    def __init__(self, name: str, places: Mapping[str, tuple[str, str]], **others: Any) -> None:
-        super().__init__(name, **others)
-        self._places = places
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._places)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._places:
-            return None
-        command = getattr(importlib.import_module(self._places[cmd_name][0]), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._places.items()])
-
-
-@click.group(cls=Commands, places=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="enginehouse", message="%(version)s")
-@click.option("--data", type=click.Path(path_type=Path, readable=False), help="Data directory; $ENGINEHOUSE_DATA names it too.")
-@click.pass_context
-def enginehouse(context: click.Context, data: Path | None) -> None:
-    """Many language models share a few devices.
-
-    Exit codes: 0 done; 1 refused or failed; 2 wrong usage, or something in the way on this machine.
-    """
-    context.obj = Path(os.path.abspath((data or default()).expanduser()))  # as the plane's processes were told it
+from compose.nursery import Nursery
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit. What goes wrong is one sentence on stderr, with what to do; JSON if that was asked for."""
-    as_json = "--json" in (sys.argv if argv is None else argv)
+    nursery = Nursery() if argv is None and _starts(sys.argv[1:]) else None
+    if nursery is not None:
+        gc.disable()  # until `up` has been imported
+    from compose.cli.commands import run  # noqa: PLC0415
+
     try:
-        enginehouse(argv, standalone_mode=True, prog_name="enginehouse")
-    except EnvironmentRefusal as refusal:
-        _fail(ENVIRONMENT, refusal.code, refusal.message, refusal.cure, as_json=as_json)
-    except ApiRefused as refusal:
-        after = f"Try again in {refusal.retry_after_s:g} s." if refusal.retry_after_s else ""
-        message = refusal.message if as_json else f"{refusal.message} [{refusal.code}]"
-        _fail(REFUSED, refusal.code, message, after, as_json=as_json)
+        run(argv, nursery)
+    finally:
+        if nursery is not None:
+            nursery.close()
 
 
-def _fail(status: int, code: str, message: str, cure: str, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"code": code, "message": message, "cure": cure}), err=True)
-    else:
-        click.echo(f"enginehouse: {message} {cure}".rstrip(), err=True)
-    sys.exit(status)
+def _starts(words: list[str]) -> bool:
+    """Whether this is `up`, as far as can be seen without reading the options; to be wrong costs a process for a moment."""
+    return "up" in words and not {"-h", "--help"} & set(words)

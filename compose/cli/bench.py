@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from compose.cli import Commands
+from compose.cli.commands import Commands
 
 BENCHES: Final = {
     "ladder": ("compose.bench.ladder", "How long every way up to a first answer takes, and every way down."),

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from compose.checks import checks
-from compose.cli import ENVIRONMENT
+from compose.cli.commands import ENVIRONMENT
 from compose.cli.options import as_json, echo_json
 from compose.directory import holder
 from controlplane.plane import Plane

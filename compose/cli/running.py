@@ -9,11 +9,13 @@ from typing import Final
 import click
 
 from compose import remains
+from compose.cli.commands import NURSERY
 from compose.cli.options import as_json, echo_json
 from compose.directory import holder, plane_of
 from compose.embedded.refusal import ServerRefusal
 from compose.process import end
 from compose.refusal import EnvironmentRefusal
+from controlplane import lean
 from controlplane.settings import SettingsError
 
 DOWN_S: Final = 45.0
@@ -34,13 +36,15 @@ def up(  # noqa: PLR0917 (click passes them by name)
     """Start a plane and keep it running until Ctrl-C."""
     from compose import up as module  # noqa: PLC0415 (the others do without)
 
+    lean.started()
     if demo and settings is not None:
         raise click.UsageError("--demo comes with its own settings; give one of --demo and --settings")
+    nursery = click.get_current_context().meta[NURSERY]
     options = module.UpOptions(
         data=data, settings=settings, host=host, port=port, postgres_url=postgres_url, nats_url=nats_url, demo=demo
     )
     try:
-        asyncio.run(module.up(options, lambda line: click.echo(line, err=True)))
+        asyncio.run(module.up(options, lambda line: click.echo(line, err=True), nursery))
     except ServerRefusal as refusal:
         raise EnvironmentRefusal(refusal.code, refusal.message, refusal.cure) from refusal
     except SettingsError as error:

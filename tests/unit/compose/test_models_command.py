@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compose.cli import enginehouse
+from compose.cli.commands import enginehouse
 
 
 @pytest.mark.parametrize("content", [b"name = ", b"\xff\xfe"])
