@@ -46,6 +46,7 @@ from controlplane.spec import ModelFacts, ModelSpec
 from pool.client import PoolClient
 from worker import instancedir, processes, skeleton
 from worker.board import Board
+from worker.caller import Caller
 from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.images.cabinet import Cabinet
@@ -71,7 +72,7 @@ QUICK = Deadlines(drain=1.0, abort=2.0, end_engine=1.0, pool=20.0)
 class Workman:
     """One incarnation of the worker, as `life.Life` puts it together, but fed by hand."""
 
-    def __init__(self, plant: "Plant", session: aiohttp.ClientSession) -> None:
+    def __init__(self, plant: "Plant") -> None:
         self.plant = plant
         self.desired = Desired(node="n1")
         self.sent: list[AnyCommand] = []
@@ -85,7 +86,7 @@ class Workman:
         site = Site(
             images=self.images,
             plane=plant.plane,
-            session=session,
+            caller=plant.caller,
             locks=self.locks,
             stock=self.stock,
             board=board,
@@ -151,7 +152,7 @@ class Workman:
 class Plant:
     """Everything of one node, and the plane's state."""
 
-    def __init__(self, data: Path, session: aiohttp.ClientSession, pool_bytes: int = 256 * MIB) -> None:
+    def __init__(self, data: Path, session: aiohttp.ClientSession, caller: Caller, pool_bytes: int = 256 * MIB) -> None:
         self.data, self._session = data, session
         self.plane = Plane(
             data=str(data), postgres_url="", nats_url="", node_token="secret", pool_bytes=pool_bytes,
@@ -168,7 +169,8 @@ class Plant:
         self.answers: dict[str, Answer] = {}
         self.prepare_gate: asyncio.Event | None = None
         self._news = asyncio.Event()
-        self.worker = Workman(self, session)
+        self.caller = caller
+        self.worker = Workman(self)
         self.pool: Process | None = None
 
     async def prepare(self, model: Model, progress: ProgressCall) -> tuple[Path, ModelFacts]:
@@ -201,7 +203,7 @@ class Plant:
 
     async def restart_worker(self) -> None:
         await self.worker.vanish()
-        self.worker = Workman(self, self._session)
+        self.worker = Workman(self)
         await self.worker.begin()
 
     def decide(self, order: Order) -> Answer:
@@ -306,8 +308,8 @@ class Plant:
 async def plant(**options: Any) -> AsyncIterator[Plant]:
     """A running plant; afterwards nothing of it is left."""
     data = Path(tempfile.mkdtemp(prefix="eh"))
-    async with aiohttp.ClientSession() as session:
-        made = Plant(data, session, **options)
+    async with aiohttp.ClientSession() as session, Caller() as caller:
+        made = Plant(data, session, caller, **options)
         try:
             await made.start_pool()
             await made.worker.begin()

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import msgspec
 
 from controlplane import lean, parties
@@ -23,6 +22,7 @@ from controlplane.logs import write_json_lines
 from controlplane.plane import Plane
 from controlplane.spec import ModelFacts
 from worker import sources
+from worker.caller import Caller
 from worker.deadlines import Deadlines
 from worker.failure import StepFailed
 from worker.life import Life
@@ -31,6 +31,7 @@ from worker.shelf import Prepare, ProgressCall
 LOCK_S: Final = 15.0
 """An earlier worker that was told to leave needs up to five seconds."""
 LOCK_RETRY_S: Final = 0.2
+WARM_AFTER_S: Final = 1.0
 DEADLINES: Final = "ENGINEHOUSE_DEADLINES"
 """JSON with other deadlines than `deadlines.Deadlines` has, in seconds: `{"connect": 5}`. For tests, and for slow machines."""
 
@@ -60,10 +61,20 @@ async def work(data: Path) -> None:
 async def _live(plane: Plane, data: Path, deadlines: Deadlines) -> None:
     bus = await Bus.connect(plane, f"worker:{plane.node}", parties.node(plane.node))
     try:
-        async with aiohttp.ClientSession() as session:
-            await Life(plane, bus, session, preparing(data), deadlines).run()
+        async with Caller() as caller:
+            warming = asyncio.create_task(_warm(caller), name="warm")
+            try:
+                await Life(plane, bus, caller, preparing(data), deadlines).run()
+            finally:
+                warming.cancel()
     finally:
         await bus.close()
+
+
+async def _warm(caller: Caller) -> None:
+    """When others start no more: what the first climb would otherwise wait for."""
+    await asyncio.sleep(WARM_AFTER_S)
+    await asyncio.to_thread(caller.warm)
 
 
 def preparing(data: Path) -> Prepare:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-import aiohttp
 import msgspec
 import structlog
 from nats.aio.msg import Msg
@@ -26,6 +25,7 @@ from pool.messages import Described
 from worker import instancedir, processes, skeleton
 from worker.beats import Beats
 from worker.board import Board
+from worker.caller import Caller
 from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.failure import StepFailed
@@ -55,7 +55,7 @@ log = structlog.get_logger("worker")
 class Life:
     """One worker, from its hello to its end."""
 
-    def __init__(self, plane: Plane, bus: Bus, session: aiohttp.ClientSession, prepare: Prepare, deadlines: Deadlines) -> None:
+    def __init__(self, plane: Plane, bus: Bus, caller: Caller, prepare: Prepare, deadlines: Deadlines) -> None:
         self._plane, self._bus = plane, bus
         self.desired = Desired(node=plane.node)
         board = Board()
@@ -66,7 +66,7 @@ class Life:
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
         self._wishes = Wishes(self._images, lambda: self.desired, plane.image_pins)
         self._site = Site(
-            plane=plane, session=session, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines
+            plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines
         )
         self.reconciler = Reconciler(self._site, self._reporter.report)
         self._incarnation = ids.new(ids.INCARNATION)

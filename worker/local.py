@@ -30,7 +30,7 @@ class LocalInstance:
         self.site = site
         self.directory = InstanceDir(site.instances, instance)
         self.holder = HolderLink(self.directory)
-        self.frontend = Service(site.plane, site.session, self.directory)
+        self.frontend = Service(site.plane, site.caller, self.directory)
         self.seen = Observed()
         self.engine_state: State | None = None
         """The engine's last word."""

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from controlplane.plane import Plane
 from worker import processes
+from worker.caller import Caller, Unanswered
 from worker.instancedir import InstanceDir
 from worker.plan import Served
 from worker.processes import Process
@@ -36,8 +36,8 @@ class Status(msgspec.Struct, frozen=True):
 class Service:
     """Starts and speaks to one instance's frontend. Every call raises FrontendGone when it fails within its deadline."""
 
-    def __init__(self, plane: Plane, session: aiohttp.ClientSession, directory: InstanceDir) -> None:
-        self._plane, self._session, self._directory = plane, session, directory
+    def __init__(self, plane: Plane, caller: Caller, directory: InstanceDir) -> None:
+        self._plane, self._caller, self._directory = plane, caller, directory
 
     def endpoint(self, port: int) -> str:
         """The URL that web is given."""
@@ -84,19 +84,15 @@ class Service:
     async def _call(
         self, method: str, path: str, port: int, *, deadline_s: float, body: object = None, data: bytes | None = None
     ) -> Status:
-        headers = {"Authorization": f"Bearer {self._plane.node_token}"}
-        timeout = aiohttp.ClientTimeout(total=deadline_s)
         data = msgspec.json.encode(body) if body is not None else data
+        url = self.endpoint(port) + path
         try:
-            async with self._session.request(
-                method, self.endpoint(port) + path, data=data, headers=headers, timeout=timeout
-            ) as response:
-                answer = await response.read()
-                if response.status != 200:
-                    raise FrontendGone(f"{method} {path}: {response.status} {answer[:500].decode('utf-8', 'replace')}")
-                return msgspec.json.decode(answer, type=Status)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise FrontendGone(f"{method} {path}: {error!r}") from error
+            status, answer = await self._caller.call(method, url, self._plane.node_token, data, deadline_s=deadline_s)
+            if status != 200:
+                raise FrontendGone(f"{method} {path}: {status} {answer[:500].decode('utf-8', 'replace')}")
+            return msgspec.json.decode(answer, type=Status)
+        except (Unanswered, msgspec.DecodeError) as error:
+            raise FrontendGone(f"{method} {path}: {error}") from error
 
     def _free_port(self) -> int:
         with socket.socket() as probe:

@@ -3,11 +3,11 @@
 import time
 from pathlib import Path
 
-import aiohttp
 from msgspec import Struct
 
 from controlplane.plane import Plane
 from worker.board import Board
+from worker.caller import Caller
 from worker.deadlines import DEFAULT, Deadlines
 from worker.images.cabinet import Cabinet
 from worker.locks import Locks
@@ -18,7 +18,7 @@ class Site(Struct, frozen=True, kw_only=True):
     """One worker's surroundings."""
 
     plane: Plane
-    session: aiohttp.ClientSession
+    caller: Caller
     locks: Locks
     stock: Stock
     board: Board

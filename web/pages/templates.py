@@ -4,12 +4,14 @@ import base64
 import hashlib
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import jinja2
 import msgspec
 
 from web.views import figures, slots
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES: Final = Path(__file__).parent.parent / "templates"
 STATIC: Final = Path(__file__).parent.parent / "static"
@@ -38,28 +40,35 @@ def integrity(name: str) -> str:
 
 
 class Templates:
-    """Renders pages (`page`) and single fragments (`draw`)."""
+    """Renders pages (`page`) and single fragments (`draw`). What it takes is imported and translated when the first is drawn, or
+    by `warm`: fifty milliseconds that a start needn't wait for."""
 
     def __init__(self, site: Site) -> None:
-        self._environment = jinja2.Environment(
+        self._site = site
+
+    def warm(self) -> None:
+        """Do what the first page would have to wait for; may be called in a thread."""
+        _ = self._fragments
+
+    @cached_property
+    def _environment(self) -> "jinja2.Environment":
+        import jinja2  # noqa: PLC0415
+
+        environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
             trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        self._environment.globals.update(asset=asset, integrity=integrity, site=site)
-        self._environment.filters.update(
+        environment.globals.update(asset=asset, integrity=integrity, site=self._site)
+        environment.filters.update(
             size=figures.size, span=figures.span, count=figures.count, rate=figures.rate, clock=figures.clock,
             iso=figures.iso, day=figures.day, share=figures.share, slug=figures.slug, short=figures.short,
             described=slots.described,
         )  # fmt: skip
+        return environment
 
     @cached_property
     def _fragments(self) -> object:
-        """Translated when they are first drawn, or by `warm`: forty milliseconds that a start needn't wait for."""
         return self._environment.get_template("fragments.html").module
-
-    def warm(self) -> None:
-        """Translate what the first page would have to wait for; may be called in a thread."""
-        _ = self._fragments
 
     def page(self, name: str, **values: object) -> str:
         return self._environment.get_template(name).render(values)
