@@ -40,8 +40,8 @@ def integrity(name: str) -> str:
 
 
 class Templates:
-    """Renders pages (`page`) and single fragments (`draw`). What it takes is imported and translated when the first is drawn, or
-    by `warm`: fifty milliseconds that a start needn't wait for."""
+    """Renders pages (`page`) and single fragments (`draw`). What that takes is imported and translated when the first is drawn,
+    or by `warm`: fifty milliseconds that a start needn't wait for."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
