@@ -97,6 +97,7 @@ def _be(birth: Birth, up: int) -> None:
         untether()
     else:
         tether(up, signal.Signals(birth.tie))
+    _show(birth.argv)
     os.umask(0o077)
     os.chdir("/")
     for path, flags, numbers in ((os.devnull, os.O_RDONLY, (0,)), (birth.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, (1, 2))):
@@ -107,7 +108,6 @@ def _be(birth: Birth, up: int) -> None:
     os.environ.clear()
     os.environ.update(birth.environment)
     sys.argv = birth.argv[birth.argv.index("-m") + 1 :]
-    _show(birth.argv)
 
 
 def _show(argv: list[str]) -> None:

@@ -77,6 +77,11 @@ class PlaneProcesses:
                 connection.close()
         return False
 
+    @property
+    def up_pid(self) -> int:
+        assert self._up is not None
+        return self._up.pid
+
     def kill_up(self) -> None:
         """`kill -9` of `up` itself."""
         assert self._up is not None

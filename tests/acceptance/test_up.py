@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -101,6 +102,19 @@ def test_down_clears_what_a_killed_up_has_left(start_plane: Callable[..., PlaneU
     assert belonging(plane.data) != []
     assert plane.cli("down").returncode == 0
     assert belonging(plane.data) == []
+
+
+def test_its_children_have_nothing_of_its_own(plane: PlaneUnderTest) -> None:
+    up = plane.up_pid
+    for name, program in (
+        ("web", "web.server"), ("decider", "controlplane.decider"), ("pool", "pool.daemon"), ("worker", "worker.agent")
+    ):  # fmt: skip
+        process = Path(f"/proc/{plane.child(name).pid}")
+        assert f"-m\0{program}\0" in (process / "cmdline").read_text()
+        parent, _, session = (process / "stat").read_text().rpartition(")")[2].split()[1:4]
+        assert (int(parent), session) == (up, process.name), name
+        opened = {os.readlink(descriptor) for descriptor in (process / "fd").iterdir()}
+        assert not opened & {str(plane.data / "lock"), str(plane.data / "logs" / "up.log"), str(plane.data / "up.out")}, name
 
 
 def test_a_child_that_was_killed_is_shown_and_back(plane: PlaneUnderTest) -> None:
