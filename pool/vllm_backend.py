@@ -13,6 +13,7 @@ import torch
 from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
 
+from pool import vllm_version
 from pool.devicelink import find
 from pool.messages import Filled
 from pool.vllm_weights import VllmWeights
@@ -75,11 +76,14 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         self._kv: Kv | None = None
         self._where = ("", "")
         self._last: str | None = None
+        self._worker: Any = None
 
     def bind(self, worker: Any, pool_socket: str, device: str) -> None:
         """worker: vLLM's. device: the UUID of its GPU."""
-        self._weights = VllmWeights(worker.model_runner.get_model())
-        self._kv = Kv(worker.model_runner.post_kv_cache_wake_up)
+        self._worker = worker
+        self._weights = VllmWeights(*vllm_version.models(worker))
+        self._kv = Kv(vllm_version.when_kv_is_back(worker))
+        vllm_version.make_loadable(worker)
         self._where = (pool_socket, device)
 
     def moved(self, device: str) -> None:
@@ -114,6 +118,10 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         self._last = weight_set
         return filled
 
+    def load_draft(self) -> None:
+        """After vLLM has loaded the model's weights: those of the one that drafts for it, if there is one."""
+        vllm_version.load_draft(self._worker)
+
     def suspend(self, level: int = 1) -> None:
         """vLLM's own call. Whatever the level, nothing is copied: the pool has the weights (see `VllmWeights.deposit`)."""
         if self.weights.own:
@@ -132,6 +140,13 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         if tags is None or _KV in tags:
             self.kv.create()
         self._state = "RUNNING"
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """vLLM's own call since 0.28: KV memory alone can go by itself. Raises NotBound, ValueError."""
+        if others := sorted(set(tags) - {_KV}):
+            raise ValueError(f"{', '.join(others)} can't be discarded: only {_KV} can, weights are the pool's")
+        self.kv.release()
+        self._state = "SUSPENDED"
 
     @classmethod
     def preserves_communicators(cls) -> bool:

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from pool import vllm_backend
+from pool import vllm_backend, vllm_version
 from pool.devicelink import find
 from pool.ranks import JOINT, Answer, Word, form_of
 
@@ -44,7 +44,7 @@ class _Orders:
         self._worker = worker
         self._rank: int = worker.rank
         self._size: int = worker.vllm_config.parallel_config.world_size
-        self._backend: vllm_backend.PoolBackend = worker._get_sleep_mode_backend()
+        self._backend: vllm_backend.PoolBackend = vllm_version.sleep_backend(worker)
 
     def word(self) -> Word:
         weights = self._backend.weights

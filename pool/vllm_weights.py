@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from pool.cuda import access, checked, imported, map_at
 from pool.devicelink import DeviceAttachment, attach_device, deposit
 from pool.messages import Attached, Deposit, Filled, Released, Staged, Tensor
 from pool.native import Named, Native, Span, compare, native
+from pool.vllm_version import memory_pools
 
 _TAG = "weights"
 _CHUNK_BYTES = 16 << 20
@@ -33,9 +34,10 @@ _DTYPES = {
 class VllmWeights:
     """One model's. Every method is called by the engine's thread, with no kernel under way that reads weights."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, draft: torch.nn.Module | None = None) -> None:
         self._allocator = CuMemAllocator.get_instance()
-        self._model = model
+        self._models = {"": model} if draft is None else {"": model, "draft.": draft}
+        """By what stands before the names of their tensors."""
         self._data = [one for one in self._allocator.pointer_to_data.values() if one.tag == _TAG]
         self._native = self._look()
         addresses = {span.address for span in self._native.shared}
@@ -177,14 +179,14 @@ class VllmWeights:
 
     def _look(self) -> Native:
         segments = [Span(one.handle[2], one.handle[1]) for one in self._data]
-        pool = self._allocator.allocator_and_pools[_TAG][0]
         blocks = [
             Span(block["address"], block["requested_size"])
+            for pool in memory_pools(self._allocator, _TAG)
             for segment in pool.snapshot()
             for block in segment["blocks"]
             if block["state"].startswith("active")
         ]
-        return native(segments, blocks, list(_named(self._model)))
+        return native(segments, blocks, list(_named(self._models)))
 
     def _write(self, fds: list[int]) -> None:
         """Every tensor to its place in the set's segments."""
@@ -223,11 +225,12 @@ def _remember(data: Any, handle: int) -> None:
     ctypes.c_uint64.from_address(data.handle[3]).value = handle
 
 
-def _named(model: torch.nn.Module) -> Any:
+def _named(models: dict[str, torch.nn.Module]) -> Iterator[Named]:
     """Parameters and buffers on the device, each place once. Raises ValueError for a parameter that is not."""
     seen: set[tuple[int, int]] = set()
-    for kind in (model.named_parameters(), model.named_buffers()):
-        for name, tensor in kind:
+    for before, model in models.items():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            name = before + name
             size = tensor.numel() * tensor.element_size()
             if not size:
                 continue

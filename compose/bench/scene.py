@@ -100,16 +100,19 @@ class Scene:
                 self.sources = {name: Path(spec.source) for name, spec in zip("ab", specs[:2], strict=True)}
             case Setting(shape=shape):
                 self.sources = {name: self.setting.work / f"{shape}-{name}" for name in ("a" if self._one() else "ab")}
-                argv = [sys.executable, "-m", "compose.bench.checkpoints"]
-                runs = [
-                    subprocess.Popen([*argv, str(path), shape, str(seed)]) for seed, path in enumerate(self.sources.values(), 1)
-                ]
-                ends = [run.wait() for run in runs]
-                if any(ends):
-                    raise EnvironmentRefusal(
-                        "no_checkpoint", f"No checkpoint of shape {shape} could be made.", "See above why."
-                    )
+                self._write(self.sources, shape, seed=1)
+        if self.shape is not None and self.shape.draft:
+            self._write({"draft": self.setting.work / "draft"}, self.shape.draft, seed=3)
+            self.arguments |= {"draft_model": str(self.setting.work / "draft")}
         return {name: _size(path) for name, path in self.sources.items()}
+
+    def _write(self, places: dict[str, Path], shape: str, seed: int) -> None:
+        """Checkpoints of a shape, side by side, each with a seed of its own from `seed` on. Raises EnvironmentRefusal."""
+        argv = [sys.executable, "-m", "compose.bench.checkpoints"]
+        runs = [subprocess.Popen([*argv, str(path), shape, str(nth)]) for nth, path in enumerate(places.values(), seed)]
+        ends = [run.wait() for run in runs]
+        if any(ends):
+            raise EnvironmentRefusal("no_checkpoint", f"No checkpoint of shape {shape} could be made.", "See above why.")
 
     def _one(self) -> bool:
         return self.setting.alone or (self.shape is not None and self.shape.dummy)

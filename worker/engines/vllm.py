@@ -1,20 +1,17 @@
 """The vLLM engine: its engine core alone, ids in and out, in one process; weights in the pool, mapped while it is awake."""
 
 import atexit
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from worker import gpus
-from worker.engines.artefacts import Artefacts, environment, facts
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments, sampling_parameters
 from worker.engines.vllm_faults import faults
 from worker.engines.vllm_place import alone, gang, ordinals, used_bytes
+from worker.engines.vllm_start import configured, kept
 
 if TYPE_CHECKING:
     from pool.vllm_backend import PoolBackend
@@ -35,7 +32,7 @@ class VllmEngine:
     def __init__(
         self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False, artefacts: Path | None = None
     ) -> None:
-        with _kept(artefacts, source, arguments, device.split(",")):
+        with kept(artefacts, source, arguments, device.split(",")):
             self._start(source, arguments, device, bare)
 
     def _start(self, source: Path, arguments: dict[str, Any], device: str, bare: bool) -> None:
@@ -53,8 +50,7 @@ class VllmEngine:
         from pool import vllm_backend  # noqa: PLC0415
 
         vllm_backend.register()
-        config = EngineArgs(**engine_arguments(source, arguments, bare=bare, ranks=len(devices))).create_engine_config()
-        config.model_config.sleep_mode_backend = vllm_backend.NAME
+        config = configured(EngineArgs, engine_arguments(source, arguments, bare=bare, ranks=len(devices)))
         self._config = config
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._gang = gang(self._core, devices) if len(devices) > 1 else None
@@ -91,6 +87,7 @@ class VllmEngine:
             self._backend.weights.take_own()
         self._source = ""
         self._core.collective_rpc("reload_weights", kwargs={"weights_path": source})
+        self._backend.load_draft()
         self._backend.trim()  # what loading has used is of no use to anybody: 1.2 GiB at 8B
         self._source = source
 
@@ -262,15 +259,3 @@ class VllmEngine:
             bytes_private=used or 0, bytes_device=used,
             bytes_copied=self._copied[0], copy_ms=self._copied[1],
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: list[str]) -> Iterator[None]:
-    """Within, every library that compiles keeps and finds its work below `root`."""
-    if root is None:
-        yield
-        return
-    known = facts("vllm", source, arguments, gpus.driver(), [gpus.architecture(one) for one in devices])
-    with Artefacts(root).starting(known.fingerprint) as place:
-        os.environ.update(environment(place))
-        yield

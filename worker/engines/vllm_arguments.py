@@ -32,6 +32,11 @@ def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ran
         "max_model_len": arguments.get("max_model_len"), "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
         "enable_prefix_caching": arguments.get("prefix_caching", True), "enforce_eager": eager,
     }  # fmt: skip
+    if draft := arguments.get("draft_model"):
+        if ranks > 1:
+            raise SystemExit(f"a model on {ranks} GPUs with one that drafts for it is not supported: leave draft_model out")
+        tokens = arguments.get("draft_tokens", 3)
+        chosen["speculative_config"] = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": tokens}
     if ranks > 1:
         # vLLM's own all-reduce shares buffers between processes (IPC), which a checkpoint of CUDA can't keep: NCCL's does it.
         chosen |= {

@@ -92,6 +92,9 @@ class Gang:
     def moved(self, device: str) -> None:
         raise EngineFault("not_available", "a gang's ranks can't change their devices")
 
+    def load_draft(self) -> None:
+        """A gang has none: its arguments refuse one."""
+
     def trim(self) -> None:
         self.order("trim")
 

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 def alone(core: Any, device: str) -> "PoolBackend":
     """The sleep-mode backend of a core whose worker is in this process; KV memory is given back at once."""
+    from pool import vllm_version  # noqa: PLC0415 - not for who only asks where
+
     worker = core.model_executor.driver_worker.worker
-    backend: PoolBackend = worker._get_sleep_mode_backend()
+    backend: PoolBackend = vllm_version.sleep_backend(worker)
     backend.bind(worker, "", device)
     backend.kv.release()
     return backend
