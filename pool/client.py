@@ -193,7 +193,7 @@ class Attachment:
 
     def _again(self) -> bool:
         try:
-            channel, _, fds = ask(self._path, self.attached.weight_set, ANSWER_S)
+            channel, _, fds = ask(self._path, self.attached.weight_set, ANSWER_S, left_on=self.attached.device)
         except PoolRefused as refused:
             self.refused = refused
             return True
@@ -213,10 +213,12 @@ def attach(path: str | os.PathLike[str], weight_set: str, *, deadline_s: float =
     return Attachment(os.fspath(path), channel, attached, fds)
 
 
-def ask(path: str, weight_set: str, deadline_s: float, device: str | None = None) -> tuple[Channel, Attached, list[int]]:
+def ask(
+    path: str, weight_set: str, deadline_s: float, device: str | None = None, left_on: str | None = None
+) -> tuple[Channel, Attached, list[int]]:
     channel = Channel.connect(path, deadline_s)
     try:
-        channel.send(Attach(weight_set=weight_set, device=device), deadline_s)
+        channel.send(Attach(weight_set=weight_set, device=device, left_on=left_on), deadline_s)
         attached = expect(Attached, channel.receive(replies, deadline_s))
         return channel, attached, channel.receive_fds(len(attached.segments), deadline_s)
     except BaseException:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,8 @@ class Device:
     residents: dict[str, Resident] = field(default_factory=dict)
     former: set[Resident] = field(default_factory=set)
     """Copies of a set that was found corrupt and has been brought anew: for those who have them, and for nobody else."""
+    left: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Sets, and their bytes, of a daemon before this one: how many engines map them."""
 
     def leave(self, resident: Resident) -> bool:
         """It is not handed out any more. True: its memory is to be freed, by whoever asked."""
@@ -199,6 +202,12 @@ class Devices:
                 freed = await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
         return Released(freed_bytes=freed, took_ms=(time.monotonic() - begun) * 1000)
 
+    def left(self, manifest: Manifest, uuid: str, change: int) -> None:
+        """An engine that maps what an earlier daemon put on a device has come (1) or gone (-1)."""
+        if (device := self._devices.get(uuid)) is not None:
+            size = sum(manifest.segments[: len(manifest.segments) - manifest.host_segments])
+            device.left[manifest.weight_set, size] += change
+
     async def describe(self) -> tuple[DeviceState, ...]:
         registered = sum(slabs.registered_bytes for slabs in self._slabs.values())
         return tuple(
@@ -210,6 +219,7 @@ class Devices:
                     sets={name: resident.holders for name, resident in device.residents.items()},
                     resident_bytes=sum(one.size_bytes for one in (*device.residents.values(), *device.former)),
                     registered_bytes=registered,
+                    left_bytes=sum(size for (_, size), engines in device.left.items() if engines),
                 )
                 for uuid, device in list(self._devices.items())
             ]

@@ -29,6 +29,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     weight_set: str
     device: str | None = None
     """UUID of a GPU of this node."""
+    left_on: str | None = None
+    """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -188,6 +190,8 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int
     registered_bytes: int
     """Host memory that copies run from at full speed."""
+    left_bytes: int = 0
+    """Of sets that a daemon before this one put there: they live as long as the engines that map them."""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -16,6 +16,7 @@ class References:
         self._residency, self._devices, self._remove = residency, devices, remove
         self._host: Counter[str] = Counter()
         self._on_device: dict[tuple[str, str], list[Resident]] = {}
+        self._left: list[tuple[Manifest, str]] = []
 
     def hold(self, weight_set: str) -> Manifest:
         manifest = self._residency.hold(weight_set)
@@ -26,6 +27,11 @@ class References:
         resident = await self._devices.hold(manifest, device)
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
         return resident
+
+    def left(self, manifest: Manifest, device: str) -> None:
+        """On a device, put there by a daemon before this one."""
+        self._devices.left(manifest, device, 1)
+        self._left.append((manifest, device))
 
     async def release(self, weight_set: str, device: str | None) -> Released:
         """Raises Refused (`unknown_set`) when this connection does not hold it."""
@@ -50,6 +56,8 @@ class References:
         for (weight_set, device), held in self._on_device.items():
             while held:
                 await self._devices.release(weight_set, device, held.pop())
+        for manifest, device in self._left:
+            self._devices.left(manifest, device, -1)
         for weight_set in list(self._host):
             while self._host[weight_set]:
                 await self._let_go(weight_set)

@@ -15,18 +15,16 @@ import msgspec
 from pool.arena import Arena
 from pool.checks import Checks
 from pool.deposits import Deposits
-from pool.devices import Devices, Resident
+from pool.devices import Devices
 from pool.gpu import Gpu
-from pool.manifest import Manifest
+from pool.handing import attach
 from pool.mappers import mapping_processes
 from pool.messages import (
     Attach,
-    Attached,
     Deposit,
     Describe,
     Described,
     Drop,
-    Filled,
     Find,
     Refusal,
     Release,
@@ -42,10 +40,10 @@ from pool.references import References
 from pool.residency import Refused, Residency
 from pool.stage import Cancelled, Progress
 from pool.stagings import Stagings
-from pool.talk import SEND_S, WORD_S, hand_over, send, talking
+from pool.talk import SEND_S, WORD_S, send, talking
 from pool.topology import NO_TOPOLOGY, Topology
 from pool.way import Way
-from pool.wire import REQUEST_LIMIT, AsyncChannel, WireBroken, close_all
+from pool.wire import REQUEST_LIMIT, AsyncChannel, WireBroken
 
 CONNECTIONS = 1024
 WRITING_S = 900.0
@@ -160,7 +158,7 @@ class Server:
             case Stage():
                 await self._stage(channel, request.source)
             case Attach():
-                await self._attach(channel, request, held)
+                await attach(channel, request, held, self.arena)
             case Release(weight_set=weight_set, device=device):
                 await send(channel, await held.release(weight_set, device))
             case Deposit():
@@ -189,37 +187,6 @@ class Server:
             raise WireBroken("the staging was cancelled") from None
         finally:
             self.stagings.leave(staging)
-
-    async def _attach(self, channel: AsyncChannel, request: Attach, held: References) -> None:
-        manifest = held.hold(request.weight_set)
-        attached = Attached(
-            weight_set=manifest.weight_set, segments=manifest.segments, tensors=manifest.tensors,
-            host_segments=manifest.host_segments, device=request.device,
-        )  # fmt: skip
-        if request.device is None:
-            await hand_over(channel, attached, self.arena.open(manifest))
-            return
-        try:
-            resident = await held.hold_on(manifest, request.device)
-        except Refused:
-            await held.release(manifest.weight_set, None)
-            raise
-        was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
-        try:
-            filled = await self._send_device(channel, manifest, attached, resident)
-        except (Refused, OSError):
-            await held.release(manifest.weight_set, request.device)
-            raise
-        await send(channel, msgspec.structs.replace(filled, copied_bytes=0, path="resident") if was_there else filled)
-
-    async def _send_device(self, channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident) -> Filled:
-        made = await asyncio.shield(resident.exported)
-        count = len(manifest.segments) - manifest.host_segments
-        fds = self.arena.open(manifest)
-        close_all(fds[:count])
-        copies = [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
-        await hand_over(channel, attached, [*copies, *fds[count:]])
-        return await asyncio.shield(resident.filled)
 
     async def _deposit(self, channel: AsyncChannel, request: Deposit) -> None:
         pledge = await self.deposits.begin(request)

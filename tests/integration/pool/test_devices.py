@@ -306,3 +306,20 @@ async def test_a_deposit_that_comes_to_nothing_gives_its_memory_back_ready(tmp_p
         await until(lambda: not list((room.path / "segments").glob("draft-*")))
         assert (await room.described()).ready_bytes == ready
         assert gpu.registered == pinned
+
+
+async def test_what_a_dead_daemon_left_on_a_device_is_counted_for_as_long_as_an_engine_maps_it(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeGpu()) as room:
+        attachment = await room.attach(await room.deposit())
+    async with opened(tmp_path, FakeGpu()) as room:
+
+        async def left() -> int:
+            return (await room.described()).devices[0].left_bytes
+
+        async with asyncio.timeout(20):
+            while await left() != SHARED + 2 * MIB:
+                await asyncio.sleep(0.01)
+            assert (await room.described()).devices[0].resident_bytes == 0, "it is handed out to nobody"
+            await asyncio.to_thread(attachment.close)
+            while await left():
+                await asyncio.sleep(0.01)

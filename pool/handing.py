@@ -1,0 +1,53 @@
+"""Handing a set to a connection: what is in it, and descriptors, of host memory or of a device's that is being filled."""
+
+import asyncio
+import os
+
+import msgspec
+
+from pool.arena import Arena
+from pool.devices import Resident
+from pool.manifest import Manifest
+from pool.messages import Attach, Attached, Filled
+from pool.references import References
+from pool.residency import Refused
+from pool.talk import hand_over, send
+from pool.wire import AsyncChannel, close_all
+
+
+async def attach(channel: AsyncChannel, request: Attach, held: References, arena: Arena) -> None:
+    """Raises Refused, OSError; the connection then holds what it held before."""
+    manifest = held.hold(request.weight_set)
+    attached = Attached(
+        weight_set=manifest.weight_set, segments=manifest.segments, tensors=manifest.tensors,
+        host_segments=manifest.host_segments, device=request.device,
+    )  # fmt: skip
+    if request.left_on is not None:
+        held.left(manifest, request.left_on)
+    if request.device is None:
+        await hand_over(channel, attached, arena.open(manifest))
+        return
+    try:
+        resident = await held.hold_on(manifest, request.device)
+    except Refused:
+        await held.release(manifest.weight_set, None)
+        raise
+    was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
+    try:
+        filled = await _send_device(channel, manifest, attached, resident, arena)
+    except (Refused, OSError):
+        await held.release(manifest.weight_set, request.device)
+        raise
+    await send(channel, msgspec.structs.replace(filled, copied_bytes=0, path="resident") if was_there else filled)
+
+
+async def _send_device(
+    channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident, arena: Arena
+) -> Filled:
+    made = await asyncio.shield(resident.exported)
+    count = len(manifest.segments) - manifest.host_segments
+    fds = arena.open(manifest)
+    close_all(fds[:count])
+    copies = [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
+    await hand_over(channel, attached, [*copies, *fds[count:]])
+    return await asyncio.shield(resident.filled)
