@@ -29,7 +29,9 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FAULTS: Final = (
-    "start", "wake", "sleep", "generate_after")  # fmt: skip
+    "start", "wake", "sleep", "generate_after", "lock_hangs", "checkpoint_hangs", "checkpoint_fails", "restore_hangs",
+    "restore_fails",
+)  # fmt: skip
 """What the fake engine, or the GPU that it pretends to hold (`gpu`), can be told to do wrong."""
 
 ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
@@ -62,6 +64,7 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "max_num_seqs": Allowed(kind=int, low=1, high=100_000),
         "fail": Allowed(kind=str, pattern=f"one of {', '.join(FAULTS)}, then `:` and a number"),
         "ignore_stop": Allowed(kind=bool),
+        "gpu": Allowed(kind=bool),
         "keep_fraction": Allowed(kind=float, low=0, high=1),
     },
 }

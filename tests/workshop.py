@@ -234,10 +234,10 @@ class Plant:
         except TimeoutError:
             raise AssertionError(f"did not come: {[(e.type, e.event) for e in self.events[-6:]]}") from None
 
-    async def register(self, name: str, **arguments: Any) -> None:
+    async def register(self, name: str, *, cells: int = 4, **arguments: Any) -> None:
         """A fake model, inspected."""
         spec = ModelSpec(
-            name=name, source=f"fake:{name}", engine="fake", arguments={"weight_bytes": 4 * MIB} | arguments, cells=4
+            name=name, source=f"fake:{name}", engine="fake", arguments={"weight_bytes": 4 * MIB} | arguments, cells=cells
         )
         self.order(RegisterModel(spec=spec))
         await self.until(lambda: self.fleet.models[name].facts)

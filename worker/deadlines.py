@@ -22,6 +22,12 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fork alone."""
     restore: float = 60.0
     """Compare the image's bytes with their digests, then CRIU: 1.5 s for 2.2 GB. Beyond it there is the cold start."""
+    checkpoint: float = 30.0
+    """Parked in a third of a second; lock 1 ms, checkpoint 0.8-1.9 s for a slept vLLM engine, 0.5 s more a GB."""
+    cuda_restore: float = 30.0
+    """0.45 s for such an engine; the driver's own start before it on a machine with eight GPUs takes some seconds."""
+    fill: float = 60.0
+    """60 GiB take 1.2 s by a link of their own, 8 s unpinned; other copies go first."""
     seek: float = 10.0
     build: float = 180.0
     """A dump, a restore and one answer: some seconds, on a slow disk some tens."""

@@ -38,7 +38,7 @@ class EngineProcess:
     def __init__(self, directory: InstanceDir, census: Census, port: EnginePort) -> None:
         self._directory, self._census, self._port = directory, census, port
         self._surgery = Surgery(directory, census)
-        self._restored = False
+        self._replaceable = False
         self._reaped = asyncio.Event()
         self.known: Process | None = None
         self.inner: Process | None = None
@@ -98,10 +98,11 @@ class EngineProcess:
         self._directory.edit(engine=self.known)
 
     def _begin(self) -> Denied | None:
-        """Make way for an engine. There is one in a holder's life, but for a restored one that died: a cold one may follow."""
-        if self.known is not None and not (self._restored and self.exit is not None):
+        """Make way for an engine. There is one in a holder's life; but one that was restored and died, or that was killed while
+        it was parked, may be followed by another."""
+        if self.known is not None and not (self._replaceable and self.exit is not None):
             return Denied(code="started_already", message=f"an engine was started already, pid {self.known.pid}")
-        self.known, self.inner, self.exit, self._restored = None, None, None, False
+        self.known, self.inner, self.exit, self._replaceable = None, None, None, False
         self._surgery.parked = None
         self._reaped.clear()
         return None
@@ -147,7 +148,7 @@ class EngineProcess:
         except SurgeryFailed as failure:
             return Denied(code=failure.code, message=failure.message)
         self._know(wanted.pid)
-        self._restored = True
+        self._replaceable = True
         if not wanted.parked:
             self._surgery.release()
         return None
@@ -157,6 +158,7 @@ class EngineProcess:
         engine = self.inner
         if engine is None or self.exit is not None:
             return
+        self._replaceable = self._replaceable or self.parked
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
             if wait_s == 0:
                 continue

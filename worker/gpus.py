@@ -69,6 +69,29 @@ def used_bytes(uuid: str) -> int | None:
     return None
 
 
+def driver_version() -> str:
+    """E.g. `580.159.04`; empty where there is no driver."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _session()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return ""
+
+
+def cuda_version() -> str:
+    """Of the driver, e.g. `13.0`; empty where there is none."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _session()
+        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        return f"{number // 1000}.{number % 1000 // 10}"
+    return ""
+
+
+def free_bytes(uuid: str) -> int:
+    """Of a device, by the driver's word. Raises pynvml.NVMLError."""
+    _session()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).free)
+
+
 def leave() -> None:
     """Let go of the driver: what it has open in this process can't be written to disk. The next question opens it again."""
     _session.cache_clear()

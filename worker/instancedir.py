@@ -54,6 +54,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this engine process has given a known answer since it started."""
     checked_sets: tuple[str, ...] = ()
     """With which weights it has."""
+    pretends: bool = False
+    """Whether the engine only pretends to hold a GPU: its driver is the twin, which does `fault` wrong."""
+    fault: str = ""
+    left_device: str | None = None
+    """The GPU that a checkpointed engine was on."""
     skeleton_bytes: int = 0
     """Private bytes of the engine when it connected, weights of its own left out: nothing mapped, no KV."""
 

@@ -12,15 +12,15 @@ from typing import Final
 
 import structlog
 
-from controlplane.commands import ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportUp
+from controlplane.commands import ReportCheckpointed, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportUp
 from controlplane.events import Step
 from controlplane.rungs import Rung
-from worker import skeleton, steps
+from worker import processes, skeleton, steps
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.local import LocalInstance
 from worker.occupancy import used_bytes
-from worker.plan import ABANDONABLE, SILENT, EngineState, Move, Observed, StepName, plan
+from worker.plan import ABANDONABLE, SILENT, EngineState, Goal, Move, Observed, StepName, plan
 from worker.pulse import Pulse
 from worker.report import Report
 from worker.site import Site
@@ -149,6 +149,8 @@ class Keeper:
             return ("engine_died" if seen.holder else "holder_died"), "it had ended when this worker looked"
         if rung is Rung.SLEEP and seen.engine is EngineState.ABSENT:
             return "lost", "there is no process that could be put to sleep"
+        if rung is Rung.CHECKPOINT and seen.engine is EngineState.ABSENT and not self._running:
+            return _unrestorable(self._wanted, seen)
         if rung is Rung.SAVED and seen.sought and seen.kept is None and not self._running:
             return _unsavable(self._wanted, seen)
         return None
@@ -177,6 +179,12 @@ class Keeper:
                 steps=tuple(self._steps),
             )  # fmt: skip
         record, state = local.record, local.engine_state
+        if rung is Rung.CHECKPOINT:
+            pid = record.engine.pid if record.engine else 0
+            return ReportCheckpointed(
+                node=node, instance=wanted.instance, directive=d.number, pid=pid, took_ms=took_ms,
+                host_bytes=processes.private_bytes(pid), image=local.restored_from, steps=tuple(self._steps),
+            )  # fmt: skip
         pid = record.engine.pid if record.engine else 0
         used = used_bytes(state) if state else 0
         if rung is Rung.SLEEP:
@@ -226,10 +234,20 @@ class Keeper:
 def _unsavable(wanted: Wanted | None, seen: Observed) -> tuple[str, str] | None:
     """Why a skeleton that is not on disk can't be put there now; None: it can."""
     d = wanted.directive if wanted is not None else None
-    if seen.engine is not EngineState.CONNECTED:
+    if seen.engine not in (EngineState.CONNECTED, EngineState.CHECKPOINTED):
         return "lost", "there is no process that could be saved, and no image of it"
     if d is None or (d.grant is None and seen.grant is None):
         return "no_image", "its image can't be used any more, and it was given no place to prove another one"
+    return None
+
+
+def _unrestorable(wanted: Wanted | None, seen: Observed) -> tuple[str, str] | None:
+    """Why nothing can be brought to `checkpoint`: there is neither a process nor an image; None: it can, or is looked for."""
+    d = wanted.directive if wanted is not None else None
+    if d is None or d.model is None:
+        return "lost", "there is no process that could be taken off its device"
+    if seen.prepared == Goal(d.model, d.revision) and seen.image is None and seen.holder:
+        return "no_image", "there is no image of it that could be used"
     return None
 
 

@@ -26,6 +26,7 @@ from worker import instancedir, processes, skeleton
 from worker.beats import Beats
 from worker.board import Board
 from worker.caller import Caller
+from worker.cuda import able
 from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.failure import StepFailed
@@ -126,7 +127,7 @@ class Life:
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
-            no_checkpoint="this worker has no steps for it yet",
+            no_checkpoint=await asyncio.to_thread(able.hindrance),
             image_quota_bytes=self._plane.image_quota_bytes, image_pins=plane.image_pins,
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
@@ -196,6 +197,8 @@ async def _insist(ask: Callable[[], Awaitable[T]]) -> T:
 def found(local: LocalInstance) -> InstanceFound:
     """An adopted instance, as it really is."""
     seen, rung = local.seen, Rung.COLD
+    if seen.engine is EngineState.CHECKPOINTED:
+        rung = Rung.CHECKPOINT
     if seen.engine is EngineState.CONNECTED:
         rung = Rung.UP if seen.awake and seen.serving is not None else Rung.SLEEP
     model = seen.serving.model if seen.serving else (seen.woken_for.model if seen.woken_for else None)

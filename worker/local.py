@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pool.client import Attachment
 from worker import gpus, instancedir, processes
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
@@ -46,6 +47,8 @@ class LocalInstance:
         """Set when the frontend had to be started on another port than the plane was told."""
         self.restored_from: str | None = None
         """The image from which the engine came back in this climb."""
+        self.filling: Attachment | None = None
+        """The set that the pool has on the device for an engine that is still on its way there."""
         self.restaged = 0
         """How often the staged set had left the pool before it was attached."""
         self._poke = poke
@@ -98,6 +101,8 @@ class LocalInstance:
             return
         if held.exit is not None:
             self.note(engine=EngineState.DEAD)
+        elif held.parked:
+            await self._adopt_parked()
         elif not held.connected:
             self.note(engine=EngineState.STARTING)
         else:
@@ -106,6 +111,14 @@ class LocalInstance:
                 self.note(engine=EngineState.CONNECTED, verified=held.grant is None)
             except StepFailed:
                 self.note(engine=EngineState.DEAD)
+
+    async def _adopt_parked(self) -> None:
+        from worker import checkpoint  # noqa: PLC0415 (its steps are about this class)
+
+        try:
+            self.note(engine=await checkpoint.adopted(self))
+        except StepFailed:
+            self.note(engine=EngineState.DEAD)
 
     async def tell(self, command: ControlCommand, deadline_s: float) -> State:
         """Have the engine do something and return its word. Raises StepFailed with the engine's or the holder's code."""
@@ -180,8 +193,16 @@ class LocalInstance:
             self.lost = ("start_failed" if early else "engine_died", message)
         self.note(engine=EngineState.DEAD, awake=False, attached=None)
 
+    def unfill(self) -> None:
+        """The pool need not keep the set on the device any longer: the engine has mapped it, or will not."""
+        if self.filling is not None:
+            self.filling.close()
+        self.filling = None
+        self.note(filled=None)
+
     def forget(self) -> None:
         """Stop watching."""
+        self.unfill()
         for task in self._watches.values():
             task.cancel()
         self._watches.clear()

@@ -40,7 +40,11 @@ async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
     grant, record = wanted.grant, local.record
     if grant is None:
         raise StepFailed("fenced", "the grant of this directive has been returned")
-    if local.seen.own_layout and local.seen.engine is not EngineState.ABSENT and record.device != grant.device:
+    if (
+        local.seen.own_layout
+        and local.seen.engine in (EngineState.STARTING, EngineState.CONNECTED)
+        and record.device != grant.device
+    ):
         raise StepFailed("wrong_device", f"this skeleton was started on {record.device}; its grant is of {grant.device}")
     numbers = range(grant.offset, grant.offset + grant.cells)
     ends = asyncio.get_running_loop().time() + local.site.deadlines.take_cells * 0.9
@@ -97,6 +101,7 @@ async def attach(local: LocalInstance) -> int:
                 f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped; the kernel says {found}",
             )
     local.take(state)
+    local.unfill()
     local.restaged = 0
     return state.bytes_mapped
 

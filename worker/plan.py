@@ -24,7 +24,14 @@ class StepName(StrEnum):
     START_HOLDER = "start_holder"
     START_ENGINE = "start_engine"
     RESTORE = "restore"
-    """Bring the engine back from its image. If that fails, a cold start follows within the same climb."""
+    """Bring the engine back from its image; one that had a GPU is still off it. If that fails, a cold start follows within the
+    same climb."""
+    CHECKPOINT = "checkpoint"
+    """Park the engine and take it off its GPU."""
+    CUDA_RESTORE = "cuda_restore"
+    """Put it back on one, and release it. If that fails, its image or a cold start follows within the same climb."""
+    FILL = "fill"
+    """Have the pool fill the device while the engine is on its way there."""
     SEEK = "seek"
     """Look whether the skeleton is on disk already."""
     BUILD = "build"
@@ -57,6 +64,8 @@ class EngineState(StrEnum):
     ABSENT = "absent"
     STARTING = "starting"
     CONNECTED = "connected"
+    CHECKPOINTED = "checkpointed"
+    """Parked, and nothing of it is on a GPU. It is put back on one, written to disk, or killed; it is asked nothing."""
     DEAD = "dead"
 
 
@@ -113,6 +122,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     the source is prepared, or the engine was started."""
     loaded: bool = False
     """Whether the engine has weights in memory of its own, beside what is attached."""
+    filled: str | None = None
+    """The weight set that the pool has on the device for an engine that has not mapped it yet."""
     prepared: Goal | None = None
     staged: tuple[Goal, str] | None = None
     """The weight set that was last staged, and for which model."""
@@ -134,8 +145,9 @@ def plan(wanted: Wanted | None, seen: Observed) -> tuple[Move, ...]:
         case Rung.SAVED:
             assert wanted is not None
             return _to_saved(wanted, seen)
-        case Rung.CHECKPOINT as rung:
-            raise NotImplementedError(f"{rung} needs CUDA; the decider does not direct there")
+        case Rung.CHECKPOINT:
+            assert wanted is not None
+            return _to_checkpoint(wanted, seen)
 
 
 def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
@@ -179,7 +191,17 @@ def _skeleton(seen: Observed, goal: Goal, grant: int) -> list[Move]:
             moves += (seen.own_layout and _cells(seen, grant)) or [start]
     elif seen.engine is EngineState.STARTING:
         moves.append(Move(StepName.CONNECT))
-    return moves
+    elif seen.engine is EngineState.CHECKPOINTED:
+        moves += _cells(seen, grant) or [Move(StepName.CUDA_RESTORE, grant=grant)]
+    return [*moves, *_fill(seen, goal, grant)]
+
+
+def _fill(seen: Observed, goal: Goal, grant: int) -> list[Move]:
+    """The bytes travel while the process comes back. Not before the cells are this grant's."""
+    coming = seen.engine is EngineState.CHECKPOINTED or (seen.engine is EngineState.ABSENT and seen.image is not None)
+    if not (coming and seen.own_layout and seen.grant == grant and seen.staged is not None and seen.staged[0] == goal):
+        return []
+    return [Move(StepName.FILL, goal, grant)] if seen.filled != seen.staged[1] else []
 
 
 def _cells(seen: Observed, grant: int) -> list[Move]:
@@ -244,6 +266,8 @@ def _to_sleep(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
     assert d is not None
     if seen.engine is EngineState.STARTING:
         return (Move(StepName.CONNECT),)
+    if seen.engine is EngineState.CHECKPOINTED:
+        return (Move(StepName.END_ENGINE),)  # it has no cells to come back to
     if moves := _leave(seen):
         return tuple(moves)
     if not seen.verified:
@@ -254,6 +278,27 @@ def _to_sleep(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
         if seen.kept is None:
             return _to_image(d, seen)
     return (Move(StepName.DROP_CELLS),) if seen.grant is not None else ()
+
+
+def _to_checkpoint(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
+    """Asleep first, then off the device. From the disk only as far as that, and with the weights that wait for a place, too."""
+    d = wanted.directive
+    assert d is not None
+    if seen.engine is EngineState.STARTING:
+        return (Move(StepName.CONNECT),)
+    if seen.engine is EngineState.CONNECTED:
+        if moves := _leave(seen):
+            return tuple(moves)
+        return (Move(StepName.CHECKPOINT if seen.verified else StepName.VERIFY),)
+    moves = _ready(seen, Goal(d.model, d.revision), mapped=False) if d.model is not None and not wanted.answered else []
+    if seen.engine is EngineState.ABSENT:
+        if not seen.holder:
+            moves.append(Move(StepName.START_HOLDER))
+        elif seen.prepared is not None and seen.image is not None:
+            moves.append(Move(StepName.RESTORE))
+    elif seen.grant is not None:
+        moves.append(Move(StepName.DROP_CELLS))
+    return tuple(moves)
 
 
 def _to_saved(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
@@ -274,7 +319,7 @@ def _to_saved(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
         return _to_image(d, seen)
     if seen.grant is not None:
         return (Move(StepName.DROP_CELLS),)
-    if seen.engine is EngineState.CONNECTED:
+    if seen.engine in (EngineState.CONNECTED, EngineState.CHECKPOINTED):
         return (Move(StepName.END_ENGINE),)
     return (Move(StepName.CLEAR),)
 
@@ -288,6 +333,8 @@ def _to_image(d: Directive, seen: Observed) -> tuple[Move, ...]:
     if seen.grant is None:
         return (Move(StepName.TAKE_CELLS, grant=d.grant),)
     if not _staged(seen, goal):
+        if seen.engine is EngineState.CHECKPOINTED:
+            return (Move(StepName.CUDA_RESTORE, grant=d.grant),)
         return (Move(StepName.DEPOSIT, goal),)
     return (Move(StepName.BUILD, goal),)
 
@@ -298,6 +345,6 @@ def _to_cold(seen: Observed) -> tuple[Move, ...]:
             return (Move(StepName.STOP_SERVING),)
         if seen.awake and not seen.drained:
             return (Move(StepName.DRAIN) if seen.frontend else Move(StepName.END_ENGINE),)
-    if seen.engine in (EngineState.STARTING, EngineState.CONNECTED):
+    if seen.engine in (EngineState.STARTING, EngineState.CONNECTED, EngineState.CHECKPOINTED):
         return (Move(StepName.END_ENGINE),)
     return (Move(StepName.CLEAR),) if seen.present else ()

@@ -3,12 +3,17 @@
 import asyncio
 import contextlib
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import structlog
 
 from controlplane.arguments import shaping
+from controlplane.fleet.reach import holds_gpu
+from controlplane.spec import Argument
 from worker import processes
+from worker.cuda.twin import FAULTS
 from worker.engines.messages import Health, Shutdown
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
@@ -61,7 +66,9 @@ async def start_engine(local: LocalInstance) -> None:
     except HolderGone as error:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
-    local.directory.edit(kind=spec.engine, checked=False, checked_sets=(), woken=None)
+    local.directory.edit(
+        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, **pretence(spec.engine, spec.arguments)
+    )
     local.watch("engine", held.engine)
     local.note(engine=EngineState.STARTING, checked=False, woken_for=None, verified=not local.seen.own_layout)
 
@@ -74,6 +81,14 @@ def _on_device(local: LocalInstance) -> tuple[str, ...]:
     if device is None or not local.site.is_gpu(device):
         raise StepFailed("wrong_device", f"its cells are of {device}, which is no GPU of this node")
     return ("--device", device) if local.seen.staged is None else ("--device", device, "--bare")
+
+
+def pretence(engine: str, arguments: Mapping[str, Argument]) -> dict[str, Any]:
+    """What of the record says that an engine pretends to hold a GPU."""
+    if engine != "fake" or not holds_gpu(engine, arguments):
+        return {"pretends": False, "fault": ""}
+    fault = str(arguments.get("fail", ""))
+    return {"pretends": True, "fault": fault if fault.partition(":")[0] in FAULTS else ""}
 
 
 async def connect(local: LocalInstance) -> None:
@@ -97,7 +112,8 @@ async def connect(local: LocalInstance) -> None:
 async def end_engine(local: LocalInstance) -> None:
     """Ask it to shut down, then SIGTERM, then SIGKILL; at once when it is on disk. Its death is the check."""
     local.ending = True
-    grace_s = 0 if local.seen.kept else local.site.deadlines.end_engine
+    at_once = local.seen.kept or local.seen.engine is EngineState.CHECKPOINTED
+    grace_s = 0 if at_once else local.site.deadlines.end_engine
     if grace_s and local.seen.engine is EngineState.CONNECTED:
         try:
             await local.tell(Shutdown(), grace_s)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from controlplane.events import Step
-from worker import occupancy, processes, skeleton
+from worker import checkpoint, occupancy, processes, skeleton
 from worker.desired import Wanted
 from worker.engines.interface import OWN_LAYOUT
 from worker.failure import StepFailed
@@ -67,6 +67,8 @@ async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move) ->
             await occupancy.drop_cells(local)
         case StepName.CONNECT:
             await skeleton.connect(local)
+        case StepName.CHECKPOINT:
+            await checkpoint.down(local)
         case _:
             assert wanted is not None, "only a directive makes an instance climb"
             return await _climb(local, wanted, move)
@@ -94,6 +96,10 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
             await skeleton.start_engine(local)
         case StepName.RESTORE:
             return await images.restore(local, wanted), ""
+        case StepName.CUDA_RESTORE:
+            await checkpoint.up(local)
+        case StepName.FILL:
+            return await checkpoint.fill(local), ""
         case StepName.BUILD:
             assert move.goal is not None
             return await images.build(local, move.goal, wanted)
@@ -115,6 +121,7 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
         case (
             StepName.CLEAR | StepName.END_ENGINE | StepName.STOP_SERVING | StepName.DRAIN | StepName.SLEEP | StepName.DETACH
             | StepName.VERIFY | StepName.DROP_CELLS | StepName.CONNECT | StepName.SEEK
+            | StepName.CHECKPOINT
         ):  # fmt: skip
             raise AssertionError("carried out above")
         case _ as unreachable:

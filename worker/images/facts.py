@@ -1,5 +1,6 @@
 """The facts of this machine that a fingerprint is made of, read from where they are."""
 
+import contextlib
 import functools
 import os
 import platform
@@ -12,10 +13,14 @@ from blake3 import blake3
 
 import pool
 import worker.engines
+from worker import gpus
 from worker.images.criu import Criu
 from worker.images.fingerprint import Fingerprint, MappedFile
 
-LIBRARIES: Final = {"transformers": ("transformers", "numpy"), "fake": ("numpy",)}
+LIBRARIES: Final = {
+    "transformers": ("transformers", "numpy"), "fake": ("numpy",), "vllm": ("vllm", "triton", "cuda-bindings", "numpy"),
+}  # fmt: skip
+ON_GPU: Final = frozenset({"vllm"})
 _NOTE_LIMIT: Final = 64 * 1024
 """The note with the build-id stands near the beginning of a library."""
 
@@ -27,8 +32,15 @@ def fingerprint(configuration: str, engine: str, node: str, criu: Criu, *, apart
         configuration=configuration, engine=f"{engine} {versions} {our_code()}".replace("  ", " "),
         python=f"{sys.version} {sys.executable}", torch=_version("torch") if engine != "fake" else "",
         kernel=f"{os.uname().release} {os.uname().version}", libc=" ".join(platform.libc_ver()), criu=criu.version,
-        cpu=processor(), namespaces="apart" if apart else "shared", node=node,
+        cpu=processor(), **(_of_gpus() if engine in ON_GPU else {}), namespaces="apart" if apart else "shared", node=node,
     )  # fmt: skip
+
+
+@functools.cache
+def _of_gpus() -> dict[str, str]:
+    there = gpus.gpus()
+    names = " and ".join(sorted({gpu.name for gpu in there}))
+    return {"driver": gpus.driver_version(), "cuda": gpus.cuda_version(), "gpu": f"{names}, {len(there)} of them"}
 
 
 @functools.cache
@@ -50,6 +62,15 @@ def processor() -> str:
     found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() in wanted}
     flags = found.get("flags") or found.get("Features", "")
     return f"{found.get('model name', platform.machine())} {blake3(flags.encode()).hexdigest(length=6)}"
+
+
+def gpu_files(pid: int) -> tuple[str, ...]:
+    """Files of the GPU's driver that a process has open: with one of them it can't be written to disk."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(entry))
+    return tuple(sorted(name for name in found if name.startswith("/dev/nvidia")))
 
 
 def mapped_files(pid: int) -> tuple[MappedFile, ...]:

@@ -11,7 +11,8 @@ from blake3 import blake3
 REASONS: Final = {
     "configuration": "configuration_changed", "engine": "engine_changed", "python": "python_changed",
     "torch": "torch_changed", "kernel": "kernel_changed", "libc": "libc_changed", "criu": "criu_changed",
-    "cpu": "cpu_changed", "namespaces": "namespaces_changed", "node": "node_changed",
+    "cpu": "cpu_changed", "driver": "driver_changed", "cuda": "cuda_changed", "gpu": "gpu_changed",
+    "namespaces": "namespaces_changed", "node": "node_changed",
 }  # fmt: skip
 """Field -> the stable reason of a refusal, in the order in which they are looked at."""
 FILES_CHANGED: Final = "files_changed"
@@ -32,6 +33,11 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     criu: str
     cpu: str
     """Model name and flags."""
+    driver: str = ""
+    """Of the GPU; empty for an engine without one, as the next two."""
+    cuda: str = ""
+    gpu: str = ""
+    """Its model, and how many this machine has: a checkpoint comes back to one of the same kind, among as many."""
     namespaces: str
     """`apart` or `shared`: an image made with namespaces has its pids in them."""
     node: str

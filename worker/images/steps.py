@@ -3,18 +3,16 @@
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 from msgspec.structs import replace
 
-from worker import occupancy
+from worker import checkpoint, occupancy
+from worker.checkpoint import holder
 from worker.desired import Wanted
-from worker.engines.messages import Health
 from worker.failure import StepFailed
-from worker.holderlink import HolderDenied, HolderGone
 from worker.holdermessages import Held
 from worker.images import facts
 from worker.images.budget import NoRoom
@@ -22,6 +20,7 @@ from worker.images.fingerprint import MappedFile
 from worker.images.store import ImageBroken, Manifest
 from worker.local import LocalInstance
 from worker.plan import EngineState, Goal
+from worker.skeleton import pretence
 
 POLL_S: Final = 0.005
 OUR_SHARE: Final = 0.7
@@ -49,24 +48,25 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     """
     cabinet, image = local.site.images, local.seen.image
     assert image is not None
-    local.note(image=None)  # a cold start follows, unless this succeeds
     try:
         manifest = await asyncio.to_thread(cabinet.store.read, image)
         await asyncio.to_thread(cabinet.store.verify, manifest)
     except ImageBroken as broken:
+        local.note(image=None)  # a cold start follows
         await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
         return 0
     try:
-        await _revive(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
+        await _restored(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
     except StepFailed as failure:
+        local.note(image=None)
         if failure.code == "holder_died":
             raise
         if failure.code not in BLAMELESS:
             await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
-        await _holder(local, lambda: local.holder.kill(0))
+        await holder(local, lambda: local.holder.kill(0))
         return 0
     await asyncio.to_thread(cabinet.store.used, image)
-    local.directory.edit(kind=manifest.fingerprint.engine.partition(" ")[0], checked=False, checked_sets=(), woken=None)
+    local.directory.edit(checked=False, checked_sets=(), woken=None)
     local.note(image=image, checked=False, woken_for=None)
     local.restored_from = image
     return manifest.size_bytes
@@ -80,11 +80,13 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
     try:
         made = await _dumped(local, image)
         manifest = Manifest(
-            image=image, fingerprint=fingerprint, mapped=made[1], files=(), pid=made[0].inner_pid, place=made[0].park_in,
-            skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
+            image=image, fingerprint=fingerprint, mapped=made[1], files=(), gpu=made[2], pid=made[0].inner_pid,
+            place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
         )  # fmt: skip
         draft = cabinet.store.root / f"{image}.draft"
-        await _revive(local, manifest, draft, local.site.deadlines.build * OUR_SHARE / 2)
+        await _restored(local, manifest, draft, local.site.deadlines.build * OUR_SHARE / 2)
+        if manifest.gpu is not None:
+            await _back_on_gpu(local)
         proof = await _proved(local, goal, wanted)
         took_ms = round((time.monotonic() - began) * 1000)
         whole = await asyncio.to_thread(cabinet.publish, replace(manifest, proof=proof, took_ms=took_ms))
@@ -98,46 +100,66 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
     return whole.size_bytes, ""
 
 
-async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedFile, ...]]:
-    """Raises StepFailed (`no_space`, `dump_failed`, ...). The engine is gone afterwards."""
+async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedFile, ...], str | None]:
+    """Raises StepFailed (`no_space`, `dump_failed`, ...). The engine is gone afterwards.
+
+    Returns who it was, what it had mapped, and the GPU that it was taken off first.
+    """
     cabinet = local.site.images
     draft = await asyncio.to_thread(cabinet.store.draft, image)
     try:
         await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
     except NoRoom as full:
         raise StepFailed(full.code, full.message) from full
-    held = await _holder(local, local.holder.ask)
+    held = await holder(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine to be saved")
     mapped = await asyncio.to_thread(facts.mapped_files, held.engine.pid)
+    gpu = None
+    if checkpoint.theatre(local) is not None:
+        if local.seen.engine is not EngineState.CHECKPOINTED:
+            await checkpoint.down(local)
+        gpu = local.record.left_device or ""
+        if open_still := facts.gpu_files(held.engine.pid):
+            raise StepFailed("gpu_files_open", f"off its GPU, the engine has files of the driver open still: {open_still}")
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
-    await _holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
-    return held, mapped
+    await holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
+    return held, mapped, gpu
 
 
-async def _revive(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:
-    """From the bytes in `directory` to an engine that answers. Raises StepFailed."""
-    cabinet, ends = local.site.images, time.monotonic() + deadline_s
-    held = await _holder(
+async def _restored(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:
+    """From the bytes in `directory` to an engine that answers, or to a checkpointed one if it had a GPU. Raises StepFailed."""
+    cabinet, began = local.site.images, time.monotonic()
+    held = await holder(
         local,
         lambda: local.holder.restore(
-            cabinet.criu.path, directory, pid=manifest.pid, place=manifest.place, deadline_s=deadline_s
+            cabinet.criu.path, directory, pid=manifest.pid, place=manifest.place, deadline_s=deadline_s, parked=True
         ),
     )
-    while not held.connected:
-        if held.exit is not None:
-            raise StepFailed("restore_failed", f"the engine ended with status {held.exit.status} after its restore")
-        if time.monotonic() > ends:
-            raise StepFailed("step_deadline", f"the restored engine did not connect within {deadline_s:g} s")
-        await asyncio.sleep(POLL_S)
-        held = await _holder(local, local.holder.ask)
-    state = await local.tell(Health(), local.site.deadlines.attach)
     assert held.engine is not None
     local.watch("engine", held.engine)
+    kind, assigned = manifest.fingerprint.engine.partition(" ")[0], local.shelved
+    assert assigned is not None, "prepared before"
+    local.directory.edit(
+        kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes,
+        **pretence(kind, assigned.model.spec.arguments),
+    )  # fmt: skip
+    if manifest.gpu is not None:
+        local.engine_state = None
+        local.note(engine=EngineState.CHECKPOINTED, attached=None, awake=False, checked=False, woken_for=None, verified=True)
+        return
+    await checkpoint.release(local, deadline_s - (time.monotonic() - began))
+    state = local.engine_state
+    assert state is not None
     local.directory.edit(skeleton_bytes=max(state.bytes_private, manifest.skeleton_bytes))
-    local.take(state)
-    local.note(engine=EngineState.CONNECTED, checked=False, woken_for=None, verified=True)
+
+
+async def _back_on_gpu(local: LocalInstance) -> None:
+    """Raises StepFailed: an image whose engine can't come back to its GPU proves nothing."""
+    await checkpoint.up(local)
+    if local.seen.engine is not EngineState.CONNECTED:
+        raise StepFailed("cuda_failed", "the engine of the new image did not come back to its GPU")
 
 
 async def _proved(local: LocalInstance, goal: Goal, wanted: Wanted) -> str:
@@ -154,12 +176,3 @@ async def _give_up(local: LocalInstance, image: str, wanted: Wanted, code: str, 
     cabinet = local.site.images
     await asyncio.to_thread(cabinet.store.discard, image)
     await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "build", code, message, final=True)
-
-
-async def _holder(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> Held:
-    try:
-        return await ask()
-    except HolderDenied as error:
-        raise StepFailed(error.code, error.message) from error
-    except HolderGone as error:
-        raise StepFailed("holder_died", str(error)) from error

@@ -46,6 +46,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: Fingerprint
     mapped: tuple[MappedFile, ...]
     files: tuple[File, ...]
+    gpu: str | None = None
+    """UUID of the GPU that the engine was taken off before (empty: it only pretended to hold one); None: it held none."""
     pid: int
     """The engine's, in the pid namespace of its holder."""
     place: str

@@ -98,6 +98,10 @@ def after(seen: Observed, move: Move) -> Observed:
         StepName.VERIFY: {"verified": True},
         StepName.DROP_CELLS: {"grant": None},
         StepName.SEEK: {"sought": True},
+        StepName.CHECKPOINT: {"engine": EngineState.CHECKPOINTED},
+        StepName.CUDA_RESTORE: {"engine": EngineState.CONNECTED},
+        StepName.RESTORE: {"engine": EngineState.CHECKPOINTED},
+        StepName.FILL: {"filled": seen.staged[1] if seen.staged else None},
         StepName.BUILD: {"kept": "img_1", "sought": True},
         StepName.END_ENGINE: {"engine": EngineState.DEAD, "awake": False, "attached": None, "serving": None},
     }  # fmt: skip

@@ -1,0 +1,216 @@
+"""The rung `checkpoint` over the driver's twin: engines that pretend to hold a GPU leave it and come back, faults included."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.commands import Checkpoint, Load, Save, Sleep
+from controlplane.events import ImageFailed, InstanceCheckpointed, InstanceFailed, InstanceUp, OperationFailed
+from controlplane.fleet import Instance
+from controlplane.rungs import Rung
+from tests.workshop import MIB, QUICK, Plant
+from worker import checkpoint
+from worker.failure import StepFailed
+from worker.plan import EngineState
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def up(plane: Plant, name: str = "a", **arguments: Any) -> Instance:
+    await plane.register(name, cells=8, kv_bytes=8 * MIB, gpu=True, **arguments)
+    return await plane.load(name)
+
+
+async def take_off(plane: Plant, name: str = "a") -> Instance:
+    plane.order(Checkpoint(model=name))
+    instance = next(i for i in plane.fleet.instances.values() if i.model == name)
+    await plane.until(lambda: plane.fleet.instances[instance.instance].rung is Rung.CHECKPOINT)
+    return plane.fleet.instances[instance.instance]
+
+
+def letter(pid: int | None) -> str:
+    """The kernel's letter for a process's state."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def steps_of(plane: Plant) -> list[str]:
+    event: Any = plane.of_type(InstanceUp)[-1]
+    return [step.name for step in event.steps]
+
+
+def images_possible(plane: Plant) -> None:
+    if hindrance := plane.worker.images.hindrance:
+        pytest.skip(f"engines can't be saved here: {hindrance}")
+
+
+async def says(plane: Plant, instance: Instance, text: str) -> str:
+    lines = await plane.generate(instance, f"req_{len(plane.events)}_{len(text)}", text)
+    return "".join(line.get("text", "") for line in lines)
+
+
+async def test_it_leaves_its_device_and_comes_back_with_the_same_process(plane: Plant) -> None:
+    first = await up(plane)
+    off = await take_off(plane)
+    assert (off.pid, off.bytes_used) == (first.pid, 0)
+    assert off.host_bytes > MIB
+    assert not plane.fleet.grants
+    assert letter(off.pid) == "T", "it answers nobody"
+    again = await plane.load("a")
+    assert (again.instance, again.pid, again.host_bytes) == (first.instance, first.pid, 0)
+    names = steps_of(plane)
+    assert names.index("take_cells") < names.index("cuda_restore") < names.index("attach")
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_nobody_asks_it_anything_while_it_is_off(plane: Plant) -> None:
+    plane.deadlines = msgspec.structs.replace(QUICK, pulse=0.05, hung=0.3)
+    await plane.restart_worker()
+    await up(plane)
+    off = await take_off(plane)
+    await asyncio.sleep(1.5)  # five times what a hung engine is given
+    assert plane.fleet.instances[off.instance].rung is Rung.CHECKPOINT
+    assert (await plane.load("a")).pid == off.pid
+
+
+async def test_the_next_worker_finds_it_and_brings_it_back(plane: Plant) -> None:
+    await up(plane)
+    off = await take_off(plane)
+    await plane.restart_worker()
+    assert plane.fleet.instances[off.instance].rung is Rung.CHECKPOINT
+    assert (await plane.load("a")).pid == off.pid
+
+
+async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does_not_notice(plane: Plant) -> None:
+    first = await up(plane, fail="restore_fails:1")
+    await take_off(plane)
+    again = await plane.load("a")
+    assert again.instance == first.instance
+    assert again.pid != first.pid
+    assert {"cuda_restore", "start_engine", "connect"} <= set(steps_of(plane))
+    assert not plane.of_type(InstanceFailed)
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_a_restore_that_fails_is_followed_by_the_image_if_there_is_one(plane: Plant) -> None:
+    images_possible(plane)
+    fault = plane.data / "run" / "twin" / "failed-restore_fails"
+    fault.parent.mkdir(parents=True)
+    fault.write_bytes(b".")  # not yet
+    first = await up(plane, fail="restore_fails:1")
+    plane.order(Save(model="a"))
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.SAVED)
+    await plane.load("a")
+    off = await take_off(plane)
+    fault.unlink()
+    again = await plane.load("a")
+    assert again.pid != off.pid
+    assert steps_of(plane).count("cuda_restore") == 2
+    assert "start_engine" not in steps_of(plane)
+    assert not plane.of_type(InstanceFailed)
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_an_image_whose_engine_does_not_come_back_to_its_gpu_proves_nothing(plane: Plant) -> None:
+    images_possible(plane)
+    await up(plane, fail="restore_fails:1")
+    plane.order(Save(model="a"))
+    await plane.until(lambda: plane.of_type(OperationFailed))
+    assert plane.of_type(ImageFailed)[-1].step == "build"
+    assert not plane.processes()
+    again = await plane.load("a")
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_it_goes_to_disk_from_there_and_comes_back_from_the_disk(plane: Plant) -> None:
+    images_possible(plane)
+    first = await up(plane)
+    await take_off(plane)
+    plane.order(Save(model="a"))
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.SAVED)
+    assert not plane.processes()
+    again = await plane.load("a")
+    names = steps_of(plane)
+    assert {"restore", "cuda_restore"} <= set(names)
+    assert "start_engine" not in names
+    assert plane.of_type(InstanceUp)[-1].image is not None
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_whoever_waits_for_a_place_is_brought_from_disk_to_checkpoint_meanwhile(plane: Plant) -> None:
+    images_possible(plane)
+    first = await up(plane)
+    plane.order(Save(model="a"))
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.SAVED)
+    await plane.register("b", cells=8, kv_bytes=8 * MIB, tokens_per_s=30)
+    other = await plane.load("b")
+    request, _ = plane.admit("b")
+    talking = asyncio.create_task(plane.generate(other, request, "x" * 60))
+    plane.order(Load(model="a"))
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.CHECKPOINT)
+    event = plane.of_type(InstanceCheckpointed)[-1]
+    assert event.image is not None
+    assert {"restore", "stage"} <= {step.name for step in event.steps} | {"stage"}
+    assert plane.fleet.instances[other.instance].running == 1, "the other one was not disturbed"
+    await talking
+    plane.end(request)
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.UP)
+    names = steps_of(plane)
+    assert "cuda_restore" in names
+    assert "restore" not in names
+
+
+@pytest.mark.parametrize("fault", ["lock_hangs", "checkpoint_hangs", "checkpoint_fails"])
+async def test_a_driver_that_hangs_or_fails_on_the_way_down_ends_the_instance_and_frees_its_device(
+    plane: Plant, fault: str
+) -> None:
+    plane.deadlines = msgspec.structs.replace(QUICK, checkpoint=2.0)
+    await plane.restart_worker()
+    first = await up(plane, fail=fault)
+    plane.order(Checkpoint(model="a"))
+    await plane.until(lambda: plane.of_type(OperationFailed))
+    failed = plane.of_type(InstanceFailed)[-1]
+    assert (failed.instance, failed.step) == (first.instance, "checkpoint")
+    assert failed.code == ("cuda_failed" if fault == "checkpoint_fails" else "step_deadline")
+    assert not plane.processes()
+    assert not plane.fleet.grants
+
+
+async def test_a_worker_that_dies_between_lock_and_checkpoint_leaves_an_engine_that_the_next_one_unlocks(plane: Plant) -> None:
+    first = await up(plane, fail="checkpoint_hangs:1")
+    plane.order(Checkpoint(model="a"))
+    notes = plane.data / "run" / "twin"
+    await plane.until(lambda: any(file.read_text() == "locked" for file in notes.glob("*-*") if file.suffix == ""))
+    await plane.restart_worker()
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.CHECKPOINT)
+    assert (await plane.load("a")).pid == first.pid
+
+
+async def test_what_is_awake_or_mapped_is_refused_and_stays_as_it_is(plane: Plant) -> None:
+    await up(plane)
+    (keeper,) = plane.worker.reconciler.keepers.values()
+    with pytest.raises(StepFailed) as failed:
+        await checkpoint.down(keeper.local)
+    assert failed.value.code == "not_drained"
+    plane.order(Sleep(model="a"))
+    await plane.until(lambda: any(i.rung is Rung.SLEEP for i in plane.fleet.instances.values()))
+    keeper.local.note(attached="ws_1")
+    with pytest.raises(StepFailed) as failed:
+        await checkpoint.down(keeper.local)
+    assert failed.value.code == "still_mapped"
+    assert keeper.local.seen.engine is EngineState.CONNECTED
+    keeper.local.note(attached=None)
+
+
+async def test_a_checkpointed_engine_that_is_killed_is_found_dead(plane: Plant) -> None:
+    await up(plane)
+    off = await take_off(plane)
+    assert off.pid is not None
+    os.kill(off.pid, signal.SIGKILL)
+    await plane.until(lambda: plane.of_type(InstanceFailed))
+    assert plane.of_type(InstanceFailed)[-1].code == "engine_died"
+    await plane.load("a")

@@ -1,0 +1,247 @@
+"""Steps that take an engine off its GPU and put it back. The engine is parked all the while: nobody asks it anything.
+
+The rules, each learned the hard way: imported memory must be unmapped before (else the checkpoint "succeeds" and the process
+is lost at its restore); memory must be free before a restore (one that fails poisons the process for good); each driver call
+is made by a step process with a deadline, since one that hangs can't be cancelled.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pool.client import Attachment, PoolRefused
+from pool.devicelink import attach_device
+from worker import gpus, processes
+from worker.cuda.operation import Operation, Theatre, operate, state_of
+from worker.cuda.surgeon import CudaState
+from worker.engines.messages import Health, Moved
+from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderGone
+from worker.holdermessages import Held
+from worker.local import LocalInstance
+from worker.plan import EngineState
+from worker.site import OWN_LAYOUT
+
+DOWN: Final = ("lock", "checkpoint")
+UP: Final = ("restore", "unlock")
+POLL_S: Final = 0.005
+FREE_S: Final = 5.0
+"""Memory that was given back a moment ago may still be on its way to the driver."""
+MARGIN_BYTES: Final = 256 << 20
+"""Beside what it had there: the driver's own, which grows with what is mapped."""
+HOST_SHARE: Final = 1.1
+"""Of what it has on the device goes to the host, with a little of the driver's beside it."""
+OUR_SHARE: Final = 0.9
+"""Of a step's deadline is the driver's; what follows must still fit."""
+
+log = structlog.get_logger("checkpoint")
+
+
+def theatre(local: LocalInstance) -> Theatre | None:
+    """Who is asked about the engine's CUDA state; None: it holds no GPU."""
+    record = local.directory.read()
+    if record is None:
+        return None
+    if record.kind in OWN_LAYOUT and (local.site.is_gpu(record.device) or local.site.is_gpu(record.left_device)):
+        return Theatre()
+    return Theatre(local.site.data / "run" / "twin", record.fault) if record.pretends else None
+
+
+async def down(local: LocalInstance) -> None:
+    """Park it and take it off the GPU.
+
+    Raises StepFailed: `not_available`, `not_drained`, `still_mapped` (nothing was done), `no_host_memory`, the driver's code,
+    `step_deadline`, `memory_kept`.
+    """
+    where = theatre(local)
+    if where is None:
+        raise StepFailed("not_available", "this engine holds no GPU that it could be taken off")
+    _refuse(local)
+    record = local.record
+    await asyncio.to_thread(_host_has_room, record.skeleton_bytes)
+    await holder(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
+    pid = await _pid(local)
+    await operate(where, (pid,), DOWN, deadline_s=local.site.deadlines.checkpoint * OUR_SHARE)
+    if (state := await state_of(where, pid)) is not CudaState.CHECKPOINTED:
+        raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state}")
+    if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
+        raise StepFailed("memory_kept", f"checkpointed, the engine still has {left} bytes of {record.device}")
+    local.engine_state = None
+    local.directory.edit(left_device=record.device)
+    local.note(engine=EngineState.CHECKPOINTED, awake=False, attached=None, loaded=False, drained=True, verified=True)
+
+
+def _refuse(local: LocalInstance) -> None:
+    seen, state = local.seen, local.engine_state
+    if seen.awake or (state is not None and (state.running or state.bytes_kv)):
+        raise StepFailed("not_drained", "the engine is awake, or has requests or KV memory: drain it and put it to sleep first")
+    if seen.attached is not None or seen.loaded or not seen.verified or (state is not None and state.bytes_mapped):
+        raise StepFailed(
+            "still_mapped",
+            f"{seen.attached or 'memory of weights'} is mapped, or was not seen to be gone: a process that imports memory "
+            "can't come back from a checkpoint",
+        )
+
+
+def _host_has_room(need: int) -> None:
+    wanted, free = int(need * HOST_SHARE), _available()
+    if free < wanted:
+        raise StepFailed("no_host_memory", f"what the engine has on its GPU needs {wanted} bytes of the host, which has {free}")
+
+
+def _available() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+async def up(local: LocalInstance) -> None:
+    """Back on the GPU of its cells, released, connected. A failure is no failure of the climb: the process is gone then, and an
+    image or a cold start follows.
+
+    Raises StepFailed (`holder_died`, `no_device_memory`: nothing was done, with both numbers).
+    """
+    where, device = theatre(local), local.record.device
+    assert where is not None
+    await _room(local, where)
+    try:
+        await _back(local, where)
+    except StepFailed as failure:
+        if failure.code == "holder_died":
+            raise
+        log.warning("cuda_restore_failed", instance=local.instance, code=failure.code, message=failure.message, device=device)
+        await fall_back(local, failure)
+
+
+async def _back(local: LocalInstance, where: Theatre) -> None:
+    record, deadline_s = local.record, local.site.deadlines.cuda_restore
+    was = record.left_device or record.device
+    devices = {was: record.device, record.device: was} if was and record.device and was != record.device else {}
+    operation = await Operation.prepare(where, UP, devices=devices)
+    await operation.carry_out((await _pid(local),), deadline_s * OUR_SHARE)
+    await release(local, deadline_s)
+    if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
+        local.take(await local.tell(Moved(device=record.device), local.site.deadlines.attach))
+    local.directory.edit(left_device=None)
+
+
+async def release(local: LocalInstance, deadline_s: float) -> None:
+    """Let the parked engine go on, and wait for its word."""
+    held = await holder(local, local.holder.release)
+    ends = asyncio.get_running_loop().time() + deadline_s
+    while not held.connected:
+        if held.exit is not None:
+            raise StepFailed("restore_failed", f"the engine ended with status {held.exit.status} after its release")
+        if asyncio.get_running_loop().time() > ends:
+            raise StepFailed("step_deadline", f"the released engine did not connect within {deadline_s:g} s")
+        await asyncio.sleep(POLL_S)
+        held = await holder(local, local.holder.ask)
+    local.take(await local.tell(Health(), local.site.deadlines.attach))
+    local.note(engine=EngineState.CONNECTED, checked=False, woken_for=None, verified=True)
+
+
+async def _room(local: LocalInstance, where: Theatre) -> None:
+    record = local.record
+    if where.twin is not None or record.device is None:
+        return
+    need, ends = record.skeleton_bytes + MARGIN_BYTES, asyncio.get_running_loop().time() + FREE_S
+    while (free := await asyncio.to_thread(gpus.free_bytes, record.device)) < need:
+        if asyncio.get_running_loop().time() > ends:
+            raise StepFailed(
+                "no_device_memory", f"the engine needs {need} bytes of {record.device} to come back, {free} are free"
+            )
+        await asyncio.sleep(POLL_S * 10)
+
+
+async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
+    """The process is lost. Kill it, see that it is gone, and go on from its image, if it did not come from there just now."""
+    images, record = local.site.images, local.record
+    local.unwatch("engine")
+    await holder(local, lambda: local.holder.kill(0))
+    if record.engine is not None and not await processes.end(record.engine, grace_s=0):
+        raise StepFailed("unkillable", f"the engine, pid {record.engine.pid}, outlives SIGKILL")
+    found = None
+    if local.restored_from is None:
+        found = await asyncio.to_thread(images.find, record.configuration, record.kind)
+    elif failure.code not in BLAMELESS:
+        await asyncio.to_thread(
+            images.fail, local.restored_from, record.configuration, "restore", failure.code, failure.message
+        )
+    local.restored_from = None
+    local.directory.edit(engine=None, left_device=None)
+    local.note(
+        engine=EngineState.ABSENT, image=found.image if found is not None else None, attached=None, awake=False, checked=False,
+        woken_for=None, verified=True,
+    )  # fmt: skip
+
+
+BLAMELESS: Final = frozenset({"cuda_out_of_memory", "step_deadline", "cuda_not_supported"})
+"""Failures of a CUDA restore that say nothing of the image that the process came from."""
+
+
+async def fill(local: LocalInstance) -> int:
+    """Have the pool fill the cells' device with the staged set; returns the bytes copied.
+
+    The engine's own mapping finds it there. Whatever hinders that is found out, and said, by that mapping.
+    """
+    staged, device = local.seen.staged, local.record.device
+    assert staged is not None
+    assert device is not None
+    local.unfill()
+    socket = local.site.plane.pool_socket
+    filling = asyncio.create_task(asyncio.to_thread(attach_device, socket, staged[1], device, lambda attached, fds: None))
+    try:
+        kept = await asyncio.shield(filling)
+    except (PoolRefused, OSError) as error:
+        log.warning("not_filled", instance=local.instance, weight_set=staged[1], reason=str(error))
+        local.note(filled=staged[1])
+        return 0
+    except asyncio.CancelledError:
+        filling.add_done_callback(_let_go)
+        raise
+    kept.close_fds()
+    local.filling = kept
+    local.note(filled=staged[1])
+    return kept.filled.copied_bytes if kept.filled is not None else 0
+
+
+def _let_go(filling: "asyncio.Task[Attachment]") -> None:
+    if not filling.cancelled() and filling.exception() is None:
+        filling.result().close()
+
+
+async def adopted(local: LocalInstance) -> EngineState:
+    """What an engine is that was found parked: a worker died in the middle of something. What can go on is let go on."""
+    where = theatre(local)
+    if where is None:
+        await holder(local, local.holder.release)
+        return EngineState.STARTING
+    pid = await _pid(local)
+    state = await state_of(where, pid)
+    if state is CudaState.CHECKPOINTED:
+        return EngineState.CHECKPOINTED
+    if state is CudaState.LOCKED:
+        await operate(where, (pid,), ("unlock",), deadline_s=local.site.deadlines.cuda_restore)
+    elif state is not CudaState.RUNNING:
+        return EngineState.DEAD
+    await holder(local, local.holder.release)
+    return EngineState.STARTING
+
+
+async def holder(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> Held:
+    """Ask the instance's holder. Raises StepFailed with its code, or `holder_died`."""
+    try:
+        return await ask()
+    except HolderDenied as error:
+        raise StepFailed(error.code, error.message) from error
+    except HolderGone as error:
+        raise StepFailed("holder_died", str(error)) from error
+
+
+async def _pid(local: LocalInstance) -> int:
+    held = await holder(local, local.holder.ask)
+    if held.engine is None or held.exit is not None:
+        raise StepFailed("engine_died", "there is no engine")
+    return held.engine.pid
