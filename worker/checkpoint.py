@@ -17,13 +17,13 @@ from pool.devicelink import attach_device
 from worker import gpus, processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of
 from worker.cuda.surgeon import CudaState
+from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health, Moved
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.holdermessages import Held
 from worker.local import LocalInstance
 from worker.plan import EngineState
-from worker.site import OWN_LAYOUT
 
 DOWN: Final = ("lock", "checkpoint")
 UP: Final = ("restore", "unlock")

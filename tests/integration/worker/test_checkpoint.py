@@ -183,8 +183,8 @@ async def test_a_driver_that_hangs_or_fails_on_the_way_down_ends_the_instance_an
 async def test_a_worker_that_dies_between_lock_and_checkpoint_leaves_an_engine_that_the_next_one_unlocks(plane: Plant) -> None:
     first = await up(plane, fail="checkpoint_hangs:1")
     plane.order(Checkpoint(model="a"))
-    notes = plane.data / "run" / "twin"
-    await plane.until(lambda: any(file.read_text() == "locked" for file in notes.glob("*-*") if file.suffix == ""))
+    hanging = plane.data / "run" / "twin" / "failed-checkpoint_hangs"  # noted after the lock
+    await plane.until(hanging.exists)
     await plane.restart_worker()
     await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.CHECKPOINT)
     assert (await plane.load("a")).pid == first.pid
