@@ -7,6 +7,7 @@ if it was decided anew and the append says `Repeated`, the whole batch is decide
 without it; if it was refused or changed nothing this time, the log is asked before the answer is given.
 A command whose events the log can't keep is a fault of its own; those beside it are carried out. One whose events
 contradict the log shows that our state is wrong: it is refused for good, and the process ends, to fold the log again.
+A log whose disk is full refuses everybody and goes on: nothing was written, so nothing is uncertain.
 A commit that fails for any other reason leaves nobody certain of what was written, so `run` raises and the process ends.
 """
 
@@ -21,12 +22,14 @@ from controlplane.answer import Reply, answer
 from controlplane.commands import Order
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
-from controlplane.log import Conflict, HeadMoved, Log, Oversized, Repeated, StaleEpoch, Unstorable
+from controlplane.log import Conflict, Full, HeadMoved, Log, Oversized, Repeated, StaleEpoch, Unstorable
 from controlplane.refusal import Code, Refusal, Refused
 
 MOST: Final = 256
 """Commands in one commit; more wait for the next, so that nobody waits long for strangers."""
 DESK: Final = "desk"
+FULL_RETRY_MS: Final = 5000
+"""Disks are not emptied within a second."""
 log = structlog.get_logger("desk")
 
 
@@ -69,6 +72,8 @@ class Desk:
         self._queue: asyncio.Queue[_Entry | None] = asyncio.Queue()
         self._now_ms = floor_ms
         self._closing = False
+        self._full = False
+        """The last append found no room on the log's disk."""
 
     def enqueue(self, order: Order, respond: Respond) -> None:
         """Queue a command; `respond` is awaited with its answer, after the commit."""
@@ -117,6 +122,9 @@ class Desk:
                 continue
             except (StaleEpoch, HeadMoved):
                 raise
+            except Full as error:
+                await self._refuse_for_lack_of_room(entries, error)
+                return
             except Conflict as error:  # one of them is at fault, and nothing was written: each by itself, then
                 if len(entries) > 1:
                     for entry in entries:
@@ -129,10 +137,21 @@ class Desk:
                 raise
             break
         if events:
+            self._full = False
             self.fleet = fleet
             self._on_commit(events, fleet)
         await self._answer([entry for entry in entries if not entry.silent])
         await self._answer_silent([entry for entry in entries if entry.silent])
+
+    async def _refuse_for_lack_of_room(self, entries: Sequence[_Entry], error: Full) -> None:
+        """Nothing was written, and the state is as it was: whoever asks again is answered once there is room."""
+        if not self._full:
+            log.error("log_full", reason=str(error))
+        self._full = True
+        message = f"the log's disk is full, and nothing was carried out: make room for Postgres ({error})"
+        refusal = Refusal(Code.UNAVAILABLE, message, FULL_RETRY_MS, {"reason": "disk_full"})
+        for entry in entries:
+            await entry.respond(refusal)
 
     def _decided(self, entries: list[_Entry], known: dict[str, Reply]) -> tuple[Fleet, list[Recorded]]:
         """Decide each entry in order, from the committed state on; set its reply."""

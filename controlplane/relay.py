@@ -44,6 +44,8 @@ RETRY_S: Final = 0.2
 LOOK_S: Final = 5.0
 """While nothing happens, the stream is looked at this often: one that was deleted by hand would else be missed only at the
 next event, and followers that start meanwhile find nothing."""
+STUCK_S: Final = 5.0
+"""A stream that refuses an event for this long (another relay's writing is over in less) is made anew."""
 SAMPLES: Final = 16
 """Places at which the stream is compared with the table at each connection; `audit` compares all."""
 EXPECTED: Final = "Nats-Expected-Last-Sequence"
@@ -52,6 +54,10 @@ log = structlog.get_logger("relay")
 
 class _Restart(Exception):
     """Look at the stream again."""
+
+
+class _Untaken(_Restart):
+    """The stream refused the next event."""
 
 
 class _Acknowledgement(msgspec.Struct):
@@ -74,6 +80,8 @@ class Relay:
         self._restart = False
         self._acknowledged: asyncio.Queue[Msg | None] | None = None
         self.sent = 0
+        self._stuck = -1, 0.0
+        """The last event before the one that the stream refuses, and since when (monotonic seconds)."""
         bus.on_reconnect(self._look_again)
 
     def feed(self, events: Sequence[Recorded]) -> None:
@@ -85,11 +93,25 @@ class Relay:
         while True:
             try:
                 await self._relay()
+            except _Untaken as error:
+                log.info("relay_restarts", sent=self.sent, reason=str(error))
+                await self._untaken()
             except (_Restart, nats.errors.Error, nats.js.errors.Error, TimeoutError, OSError) as error:
                 log.info("relay_restarts", sent=self.sent, reason=repr(error))
             except Exception:  # e.g. the table can't be read: the desk finds that out by itself, and decides
                 log.exception("relay_failed", sent=self.sent)
             await asyncio.sleep(RETRY_S)
+
+    async def _untaken(self) -> None:
+        """Replace a stream that takes nothing any more: NATS does not get over a disk that was full, but a new stream does."""
+        at, since = self._stuck
+        if at != self.sent:
+            self._stuck = self.sent, time.monotonic()
+        elif time.monotonic() - since > STUCK_S:
+            log.warning("stream_replaced", reason=f"it has refused event {self.sent + 1} for {STUCK_S:g} s")
+            self._stuck = -1, 0.0
+            with contextlib.suppress(nats.errors.Error, nats.js.errors.Error, TimeoutError, OSError):
+                await self._bus.js.delete_stream(subjects.STREAM)
 
     async def caught_up(self, position: int) -> None:
         """Return once event `position` is in the stream. The caller sets the deadline."""
@@ -160,7 +182,7 @@ class Relay:
             raise _Restart("nobody keeps the stream")
         answer = _acknowledgements.decode(message.data)
         if answer.error is not None or answer.seq != self.sent + 1:
-            raise _Restart(f"event {self.sent + 1} was not taken: {answer.error or answer.seq}")
+            raise _Untaken(f"event {self.sent + 1} was not taken: {answer.error or answer.seq}")
         self.sent = answer.seq
 
     async def _stream(self) -> int:

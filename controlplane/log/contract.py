@@ -36,6 +36,10 @@ class Oversized(Unstorable):
     """An event is larger than MOST_BYTES: the relay could never send it. Nothing was written."""
 
 
+class Full(Exception):
+    """The log's disk has no room. Nothing was written; the same events may be written when there is room again."""
+
+
 class Repeated(Exception):
     """Some of the commands have written their events before. Nothing was written; their first answers are in the log."""
 
@@ -65,8 +69,8 @@ class Log(Protocol):
     async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
         """Write `events` (at least one, with the positions after the head) in one commit, or nothing.
 
-        Raises StaleEpoch, HeadMoved, Repeated, CellHeld, Oversized, Unstorable or Conflict. Anything else means that nobody
-        knows whether it was written: the writer must stop and fold the log again.
+        Raises StaleEpoch, HeadMoved, Repeated, CellHeld, Oversized, Unstorable, Conflict or Full. Anything else means that
+        nobody knows whether it was written: the writer must stop and fold the log again.
         """
         ...
 

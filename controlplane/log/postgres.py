@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 import asyncpg
 
 from controlplane.envelope import Recorded, decode_event, encode_event
-from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable, weigh
+from controlplane.log.contract import CellHeld, Conflict, Full, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable, weigh
 from controlplane.log.holding import change
 
 APPEND_S: Final = 20.0
@@ -54,6 +54,8 @@ class PostgresLog:
             raise await self._violation(error, events) from error
         except (asyncpg.DataError, UnicodeEncodeError) as error:
             raise Unstorable(f"{error}") from error
+        except asyncpg.DiskFullError as error:  # in the statement, so all of it was rolled back; at a commit Postgres panics
+            raise Full(error.args[0]) from error
         except asyncpg.PostgresError as error:
             refusal = _REFUSALS.get(error.sqlstate)
             if refusal is None:

@@ -4,6 +4,7 @@ Nothing is synced to the disk: what must survive is the frontend's death, and af
 The text is not stored. It follows from the ids, the same every time, and so do all counts of characters.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -70,7 +71,14 @@ class Record:
         if not NAME.fullmatch(opened.request):
             raise ValueError(f"{opened.request!r} is no request id")
         path = directory / opened.key
-        record = Record(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            log.error("record_given_up", request=opened.key, reason=str(error))
+            return Record(path, -1)
+        record = Record(path, fd)
         record.append(opened)
         return record
 

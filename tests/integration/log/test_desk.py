@@ -11,7 +11,7 @@ from controlplane.commands import Admit, BeginReign, CloseGateway, OpenGateway, 
 from controlplane.desk import Desk
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, fold
-from controlplane.log import Conflict, Log, MemoryLog, StaleEpoch
+from controlplane.log import Conflict, Full, Log, MemoryLog, StaleEpoch
 from controlplane.refusal import Code, Refusal
 from tests.ruling import rule
 
@@ -143,6 +143,27 @@ async def test_what_the_log_can_not_keep_is_refused_and_those_beside_it_are_carr
         assert isinstance(reply, Refusal)
         assert reply.code is Code.FAULT
     assert fold(await twin.read(0)) == desk.fleet
+
+
+async def test_a_full_disk_refuses_everybody_and_ends_nobody(desk: Desk, twin: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = desk.fleet
+
+    async def no_room(epoch: int, events: Sequence[Recorded]) -> None:
+        raise Full("could not extend file")
+
+    with monkeypatch.context() as full:
+        full.setattr(commits(desk), "append", no_room)
+        replies = await asyncio.gather(*(desk.submit(opened(f"gw_{n}")) for n in range(3)))
+    for reply in replies:
+        assert isinstance(reply, Refusal)
+        assert (reply.code, reply.retry_after_ms, reply.details) == (Code.UNAVAILABLE, 5000, {"reason": "disk_full"})
+    assert desk.fleet is before
+    assert not isinstance(await desk.submit(opened("gw_1")), Refusal)
+    assert await twin.head() == desk.fleet.position
+
+
+def opened(gateway: str) -> Order:
+    return Order(id=ids.new(ids.COMMAND), actor=f"gateway:{gateway}", body=OpenGateway(gateway=gateway, host="h", pid=1))
 
 
 async def test_a_command_that_contradicts_the_log_ends_one_decider_and_not_the_next(twin: Log) -> None:
