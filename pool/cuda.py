@@ -164,8 +164,8 @@ class CudaRelay:
     def send(self, block: Block, offset: int, address: int, size: int) -> None:
         number = self._sent % len(self._gone)
         buffer = self._memory + number * self._size
-        if self._sent >= len(self._gone):
-            checked("cuStreamWaitEvent", driver.cuStreamWaitEvent(self._in, self._gone[number], 0))
+        if self._sent >= len(self._gone):  # waited for here, not on the device: no more is on its way than the ring holds
+            checked("cuEventSynchronize", driver.cuEventSynchronize(self._gone[number]))
         checked("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(buffer, address, size, self._in))
         checked("cuEventRecord", driver.cuEventRecord(self._landed[number], self._in))
         checked("cuStreamWaitEvent", driver.cuStreamWaitEvent(self._out, self._landed[number], 0))

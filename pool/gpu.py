@@ -25,7 +25,7 @@ class Relay(Protocol):
     """A ring of buffers on a device that helps: host memory -> ring -> another device's block. All calls from one thread."""
 
     def send(self, block: Block, offset: int, address: int, size: int) -> None:
-        """Queue both hops of at most a buffer's bytes. Raises OSError."""
+        """Queue both hops of at most a buffer's bytes, once a buffer is free. Raises OSError."""
 
     def wait(self) -> None:
         """For all that was sent. Raises OSError."""

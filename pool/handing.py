@@ -38,7 +38,9 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
     except (Refused, OSError):
         await held.release(manifest.weight_set, request.device)
         raise
-    await send(channel, msgspec.structs.replace(filled, copied_bytes=0, path="resident") if was_there else filled)
+    if was_there:
+        filled = msgspec.structs.replace(filled, copied_bytes=0, path="resident", shards=())
+    await send(channel, filled)
 
 
 async def _send_device(

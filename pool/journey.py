@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.messages import Shard
@@ -28,6 +28,8 @@ class Route:
     helper: Gpu | None
     """None: the device's own link."""
     share: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set once the helper's link is needed for the helper itself: what it has not sent by then goes by the direct link."""
 
 
 class Helper:
@@ -36,9 +38,9 @@ class Helper:
     The device's lane is not in the way: a wake of its own begins at once, and shares the link.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, stop: threading.Event) -> None:
         self.device = gpu.uuid
-        self._gpu = gpu
+        self._gpu, self._stop = gpu, stop
         self._cargo: queue.SimpleQueue[Cargo | None] = queue.SimpleQueue()
         self._sent = 0
         self._seconds = 0.0
@@ -51,7 +53,7 @@ class Helper:
         self._cargo.put(cargo)
 
     def end(self) -> list[Cargo]:
-        """No more is given: wait for all of it. What could not be taken, for want of memory for the ring, comes back.
+        """No more is given: wait for all of it. What was not sent, for want of memory for the ring or for a stop, comes back.
 
         Raises OSError when a copy failed; nothing is in flight then either. Twice is fine.
         """
@@ -78,6 +80,9 @@ class Helper:
             return
         try:
             for cargo in iter(self._cargo.get, None):
+                if self._stop.is_set():
+                    self._left.append(cargo)
+                    continue
                 relay.send(cargo.block, cargo.offset, cargo.address, cargo.size)
                 self._sent += cargo.size
         except BaseException as error:
@@ -95,7 +100,7 @@ class Journey:
 
     def __init__(self, gpu: Gpu, routes: Sequence[Route]) -> None:
         self.gpu = gpu
-        self._helpers = [Helper(route.helper) for route in routes if route.helper is not None]
+        self._helpers = [Helper(route.helper, route.stop) for route in routes if route.helper is not None]
         self._dealer = Dealer([route.share for route in routes] or [1.0])
         self.writers = tuple(helper.device for helper in self._helpers)
 

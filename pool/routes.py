@@ -1,4 +1,4 @@
-"""Which devices help a fill, by what all of them are doing at that moment."""
+"""Which devices help a fill, by what all of them are doing at that moment. A device's own fill goes before its help."""
 
 import contextlib
 import threading
@@ -19,6 +19,7 @@ class Routes:
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._topology = topology
         self._copying: Counter[str] = Counter()
+        self._helping: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -26,16 +27,21 @@ class Routes:
         """Taken for as long as the context lasts: who helps one fill is not asked for another."""
         others = {uuid: gpu.load() for uuid, gpu in self._gpus.items() if gpu is not target}
         with self._lock:
+            if (stop := self._helping.pop(target.uuid, None)) is not None:
+                stop.set()
             loads = {
                 uuid: Load(free_bytes=load[0], decoding=load[1], copying=bool(self._copying[uuid]))
                 for uuid, load in others.items()
                 if load is not None
             }
             paths = choose(target.uuid, size_bytes, self._topology, loads, reserve_bytes=RESERVE_BYTES)
-            used = [path.via or target.uuid for path in paths]
-            self._copying.update(used)
+            routes = tuple(Route(self._gpus[path.via] if path.via else None, path.share) for path in paths)
+            own = {path.via or target.uuid: route.stop for path, route in zip(paths, routes, strict=True)}
+            self._copying.update(own.keys())
+            self._helping.update({uuid: stop for uuid, stop in own.items() if uuid != target.uuid})
         try:
-            yield tuple(Route(self._gpus[path.via] if path.via else None, path.share) for path in paths)
+            yield routes
         finally:
             with self._lock:
-                self._copying.subtract(used)
+                self._copying.subtract(own.keys())
+                self._helping = {uuid: stop for uuid, stop in self._helping.items() if stop not in own.values()}

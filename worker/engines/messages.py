@@ -103,6 +103,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_copied: int = 0
     """Sent to the device for the last `Attach`, 0 if all was there."""
     copy_ms: float = 0.0
+    copy_links: dict[str, int] = {}
+    """UUID of the GPU whose link it went over -> bytes."""
 
 
 class Stocked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

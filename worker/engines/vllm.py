@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pool.messages import Filled
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments, sampling_parameters
@@ -57,7 +58,7 @@ class VllmEngine:
         self._backend: PoolBackend | Gang = self._gang or alone(self._core, device)
         self._awake = False
         self._running: dict[str, Sampling] = {}
-        self._copied: tuple[int, float] = (0, 0.0)
+        self._filled = Filled(copied_bytes=0, took_ms=0.0, bytes_per_s=0.0, path="resident")
         self._context: int = config.model_config.max_model_len
         self._vocabulary: int = config.model_config.get_vocab_size()
         # vLLM's own way out takes seconds and releases memory that it does not own any more; the kernel does both at once.
@@ -106,11 +107,10 @@ class VllmEngine:
         self._drop_own()
         with faults(pool_socket, self._device):
             try:
-                filled = self._backend.attach(weight_set, pool_socket=pool_socket)
+                self._filled = self._backend.attach(weight_set, pool_socket=pool_socket)
             except BaseException:
                 self._backend.kv.release()
                 raise
-        self._copied = (filled.copied_bytes, filled.took_ms)
 
     def _drop_own(self) -> None:
         if self._backend.weights.own:
@@ -257,5 +257,6 @@ class VllmEngine:
             attached=weights.attached, awake=self._awake, running=len(self._running), bytes_mapped=weights.bytes_mapped,
             bytes_kv=self._backend.kv.size_bytes, bytes_own=weights.shared_bytes if weights.own else 0,
             bytes_private=used or 0, bytes_device=used,
-            bytes_copied=self._copied[0], copy_ms=self._copied[1],
+            bytes_copied=self._filled.copied_bytes, copy_ms=self._filled.took_ms,
+            copy_links={shard.via: shard.copied_bytes for shard in self._filled.shards},
         )  # fmt: skip

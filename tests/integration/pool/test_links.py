@@ -71,12 +71,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, directory: Path, machine: Callable[..., None]) -> Iterator[House]:
-    found = House(tmp_path, directory)
+def build(tmp_path: Path, directory: Path, machine: Callable[..., None]) -> Iterator[Callable[..., House]]:
+    """A house whose daemon is told more of its machine."""
+    built: list[House] = []
+
+    def found(**more: str) -> House:
+        machine(**more)
+        built.append(House(tmp_path, directory))
+        return built[-1]
+
     yield found
-    if found.daemon.process is not None and found.daemon.process.poll() is None:
-        assert found.daemon.stop() == 0
-    assert "Traceback" not in found.daemon.log.read_text()
+    for house in built:
+        if house.daemon.process is not None and house.daemon.process.poll() is None:
+            assert house.daemon.stop() == 0
+        assert "Traceback" not in house.daemon.log.read_text()
+
+
+@pytest.fixture
+def house(build: Callable[..., House]) -> House:
+    return build()
 
 
 def test_half_goes_through_the_neighbour_and_every_byte_arrives(house: House) -> None:
@@ -91,15 +104,13 @@ def test_half_goes_through_the_neighbour_and_every_byte_arrives(house: House) ->
     assert attachment.release() is not None
 
 
-def test_without_peers_it_goes_by_its_own_link(tmp_path: Path, directory: Path, machine: Callable[..., None]) -> None:
-    machine(FAKE_CUDA_NO_PEERS="1")
-    house = House(tmp_path, directory)
+def test_without_peers_it_goes_by_its_own_link(build: Callable[..., House]) -> None:
+    house = build(FAKE_CUDA_NO_PEERS="1")
     attachment = house.attach(SECOND)
     assert attachment.filled is not None
     assert (attachment.filled.path, [shard.via for shard in attachment.filled.shards]) == ("host", [SECOND])
     assert house.arrived(attachment)
     attachment.release()
-    house.daemon.stop()
 
 
 # ---- deaths in the middle -----------------------------------------------------------------------------------
@@ -135,10 +146,9 @@ def engine(tmp_path: Path) -> Iterator[Callable[[House], multiprocessing.Process
 
 
 async def test_an_engine_killed_in_the_middle_of_its_wake_leaves_the_device_empty(  # type: ignore[no-untyped-def]
-    tmp_path: Path, directory: Path, machine: Callable[..., None], engine
+    tmp_path: Path, build: Callable[..., House], engine
 ) -> None:
-    machine(FAKE_CUDA_BYTES_PER_S="5e8")
-    house = House(tmp_path, directory)
+    house = build(FAKE_CUDA_BYTES_PER_S="5e8")
     process = engine(house)
     os.kill(process.pid, signal.SIGKILL)
     died = time.monotonic()
@@ -151,27 +161,25 @@ async def test_an_engine_killed_in_the_middle_of_its_wake_leaves_the_device_empt
     attachment = house.attach()
     assert house.arrived(attachment)
     attachment.release()
-    house.daemon.stop()
 
 
 async def test_a_daemon_killed_in_the_middle_of_a_copy_is_followed_by_one_that_has_the_set(  # type: ignore[no-untyped-def]
-    tmp_path: Path, directory: Path, machine: Callable[..., None], engine
+    machine: Callable[..., None], build: Callable[..., House], engine
 ) -> None:
-    machine(FAKE_CUDA_BYTES_PER_S="2e8")
-    house = House(tmp_path, directory)
+    house = build(FAKE_CUDA_BYTES_PER_S="2e8")
     process = engine(house)
     house.daemon.kill()
+    before = len(house.daemon.events("registered"))
     process.join(DEATH_S)
     assert process.exitcode == 1, "who waits for `Filled` hears that the daemon has gone, and does not use what it mapped"
     machine(FAKE_CUDA_BYTES_PER_S="0")
     house.daemon.start()
-    wait_for(lambda: house.daemon.events("registered"), DEATH_S)
+    wait_for(lambda: len(house.daemon.events("registered")) > before, DEATH_S)
     state = (await house.described()).devices[0]
     assert (state.registered_bytes, state.free_bytes) == (sum(SIZES), state.total_bytes)
     attachment = house.attach()
     assert house.arrived(attachment)
     attachment.release()
-    house.daemon.stop()
 
 
 # ---- twice, and bad bytes -----------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import pytest
 from pool.gpu import Block
 from pool.journey import Journey, Route
 from pool.paths import PIECE_BYTES, RING_BYTES
+from pool.routes import Routes
 from pool.slabs import Slab
+from pool.topology import Place, Topology
 from tests.fakegpu import MIB, FakeGpu
 
 SIZE = 4 * PIECE_BYTES + 2 * MIB
@@ -24,8 +26,13 @@ def source() -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer((bytes(range(251)) * (SIZE // 251 + 1))[:SIZE], SIZE)
 
 
-def sent(target: FakeGpu, helper: FakeGpu, source: ctypes.Array[ctypes.c_char]) -> tuple[Journey, Block]:
-    journey = Journey(target, (Route(None, 0.5), Route(helper, 0.5)))
+def sent(
+    target: FakeGpu, helper: FakeGpu, source: ctypes.Array[ctypes.c_char], *, stopped: bool = False
+) -> tuple[Journey, Block]:
+    route = Route(helper, 0.5)
+    if stopped:
+        route.stop.set()
+    journey = Journey(target, (Route(None, 0.5), route))
     block = target.create(SIZE, journey.writers)
     journey.send(block, Slab(ctypes.addressof(source), SIZE))
     return journey, block
@@ -61,3 +68,31 @@ def test_a_helper_that_fails_fails_the_fill_and_leaves_nothing_in_flight(pair, s
         journey.arrive(time.monotonic())
     journey.abandon()
     target.destroy(block)
+
+
+def test_a_helper_that_is_needed_for_itself_leaves_the_rest_to_the_direct_link(pair, source) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    journey, block = sent(target, helper, source, stopped=True)
+    (own,) = journey.arrive(time.monotonic())
+    assert own.copied_bytes == SIZE
+    assert (helper.relayed, helper.rings) == ([], 0)
+    assert ctypes.string_at(block.address, SIZE) == source.raw
+    target.destroy(block)
+
+
+def test_a_fill_of_a_helper_stops_its_help_and_asks_nobody_who_is_busy(pair) -> None:  # type: ignore[no-untyped-def]
+    one, other = pair
+    one.total_bytes = other.total_bytes = 1 << 40
+    places = tuple(Place(device=gpu.uuid, uplink=gpu.uuid) for gpu in pair)
+    peers = frozenset({(one.uuid, other.uuid), (other.uuid, one.uuid)})
+    routes = Routes(pair, Topology(places=places, peers=peers))
+    with routes.chosen(one, 1 << 30) as first:
+        assert [route.helper for route in first] == [None, other]
+        with routes.chosen(other, 1 << 30) as second:
+            assert [route.helper for route in second] == [None]
+            assert first[1].stop.is_set()
+        with routes.chosen(other, 1 << 30):
+            pass
+    with routes.chosen(other, 1 << 30) as third:
+        assert [route.helper for route in third] == [None, one]
+        assert not third[1].stop.is_set()
