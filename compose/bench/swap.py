@@ -22,7 +22,8 @@ from compose.bench.swapparts import SwapParts
 from compose.refusal import EnvironmentRefusal
 from worker import gpus
 
-AGAINST: Final = ("vllm-l1", "vllm-l2")
+AGAINST: Final = ("vllm-l1", "vllm-l2", "vllm-b")
+"""Plain vLLM's cycles of its two sleep levels, and a fresh one on the second checkpoint, whose tokens are compared."""
 MORE: Final = ("switches", "newcomer", "throughput", "artefacts")
 """Parts that are measured unless others are named; cycles always are."""
 
@@ -31,7 +32,7 @@ MORE: Final = ("switches", "newcomer", "throughput", "artefacts")
 @click.option("--shape", default="8b", show_default=True, metavar="NAME|DIR",
               help=f"{', '.join(SHAPES)}: random weights of real sizes, on a GPU; {SMALL}: a small real model, without one; "
                    "or the directory of a checkpoint.")  # fmt: skip
-@click.option("--against", default="", metavar="LIST", help=f"Plain vLLM's own cycles, too: {', '.join(AGAINST)}.")
+@click.option("--against", default="", metavar="LIST", help=f"Plain vLLM, too: {', '.join(AGAINST)} (tokens of b).")
 @click.option("--gpus", "number", default=1, show_default=True, type=click.IntRange(1, 16),
               help="GPUs whose links may bring weights.")  # fmt: skip
 @click.option("--ranks", default=1, show_default=True, type=click.IntRange(1, 16),
@@ -121,11 +122,11 @@ def measure(setting: Setting, others: list[str], more: list[str], file: Path | N
             engine.end()
         if "artefacts" in more and setting.devices:
             part("artefacts", swap_of.artefacts)
-        letters = "".join(name[-1] for name in others) + ("t" if "throughput" in more and others else "")
+        letters = "".join(name[-1] for name in others if name != "vllm-b") + ("t" if "throughput" in more and others else "")
         if letters:
             part("plain vLLM", lambda: swap_of.plain("a", letters))
-            if len(scene.sources) > 1:
-                part("plain vLLM, b", lambda: swap_of.plain("b", ""))
+        if "vllm-b" in others and len(scene.sources) > 1:
+            part("plain vLLM, b", lambda: swap_of.plain("b", ""))
     return rows
 
 

@@ -27,7 +27,7 @@ def _setting(shape: str, work: Path, device: gpus.Gpu) -> Setting:
 
 @pytest.mark.parametrize("shape", KINDS)
 def test_a_kind_of_model_is_swapped_like_any_other(shape: str, tmp_path: Path, device: gpus.Gpu) -> None:
-    rows = measure(_setting(shape, tmp_path, device), ["vllm-l1"], ["switches"], None)
+    rows = measure(_setting(shape, tmp_path, device), ["vllm-l1", "vllm-b"], ["switches"], None)
     assert not [part for part in rows["parts"].values() if "failed" in part]
     assert swapreport.same_tokens(rows)
     assert rows["parts"]["plain vLLM"]["same_tokens_as_ours"] and rows["parts"]["plain vLLM, b"]["same_tokens_as_ours"]
