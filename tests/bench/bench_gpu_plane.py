@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ from tests.planeprocesses import PlaneProcesses
 TOKENS = 24
 PROMPTS = 6
 """Different ones of each model; answers come round again after swaps."""
+BESIDE = 2
+"""Callers, each with one request at a time: with one for each model, those that are up would be through first."""
 SWAP_S = 240.0
 """Of a request that waits for its model, behind the cold starts of the others."""
 SLACK_BYTES = 64 << 20
@@ -141,17 +144,18 @@ class Asked:
             say("not answered:", row)
         return row.get("text")
 
-    async def by_turns(self, models: list[str], requests: int) -> None:
-        """Each model's requests one after the other, the models' beside each other."""
+    async def mixed(self, models: list[str], requests: int) -> None:
+        """In an order of chance, a few beside each other, but no two of one model."""
+        chance = random.Random(8)
+        free = {model: asyncio.Lock() for model in models}
+        drawn = iter([(chance.choice(models), chance.randrange(PROMPTS)) for _ in range(requests)])
 
-        async def of(model: str, count: int) -> None:
-            for number in range(count):
-                await self.ask(model, number % PROMPTS)
+        async def caller() -> None:
+            for model, number in drawn:
+                async with free[model]:
+                    await self.ask(model, number)
 
-        share = requests // len(models)
-        await asyncio.gather(
-            *(of(model, share + (requests - share * len(models) if at == 0 else 0)) for at, model in enumerate(models))
-        )
+        await asyncio.gather(*(caller() for _ in range(BESIDE)))
 
 
 async def fleet_of(plane: PlaneProcesses) -> Fleet:
@@ -195,9 +199,9 @@ async def measured(plane: PlaneProcesses, models: list[str], requests: int, know
             say(model, "answers:", repr((text or "")[:60]), "in", asked.ended[-1]["took_s"], "s")
         if not known:  # nothing to compare with but their own first answers
             known = {model: [await asked.ask(model, number) or "" for number in range(PROMPTS)] for model in models}
-        say("first answers are there; now", requests, "by turns")
+        say("first answers are there; now", requests, "mixed")
         begun = time.monotonic()
-        await asked.by_turns(models, requests)
+        await asked.mixed(models, requests)
         took_s = time.monotonic() - begun
         say(requests, "ended in", round(took_s, 1), "s")
         for model in models:
