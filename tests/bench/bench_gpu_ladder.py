@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.bench.swapmodels import SHAPES, make
 
+from compose.bench.shapes import SHAPES, shape_of
 from pool.client import Attachment, PoolClient
 from pool.devicelink import attach_device
 from tests.bench.tokenport import TokenPort
@@ -38,7 +38,6 @@ from worker.images.store import Manifest, Store
 from worker.instancedir import InstanceDir
 from worker.sources.fakes import fake_source
 
-KV = {"tiny": 1 << 30, "1.5b": 8 << 30, "8b": 12 << 30}
 TOKENS = 64
 DOWN, UP = ("lock", "checkpoint"), ("restore", "unlock")
 STEP_S = 60.0
@@ -142,7 +141,7 @@ class Bench:
         fake = options.engine == "fake"
         self.device = "" if fake else chosen(options.gpu)
         self.theatre = Theatre(self.work / "twin") if fake else Theatre()
-        kv = KV[options.shape]
+        kv = shape_of(options.shape).kv_bytes
         self.arguments: dict[str, Any] = {"kv_bytes": kv, "max_num_seqs": 256, "max_model_len": 4096}
         if fake:
             self.arguments = {"context_tokens": 4096}
@@ -189,6 +188,8 @@ class Bench:
             async with await PoolClient.connect(self.socket) as pool:
                 self.weight_set = (await pool.stage(self.source)).weight_set
             return {}
+        from compose.bench.checkpoints import make
+
         self.source = await asyncio.to_thread(make, self.work / f"{self.options.shape}-a", self.options.shape, 1)
         return {"bytes": sum(file.stat().st_size for file in self.source.glob("*.safetensors"))}
 
