@@ -227,6 +227,8 @@ class Bench:
             begun = time.monotonic()
             found[f"{name}_state"] = str(await operation.carry_out((self.room.pid,), 20))
             found[f"{name}_ms"] = ms(begun)
+        if self.device:
+            found["driver_calls"] = await asyncio.to_thread(driver_calls, self.room.pid)
         found["of_this_process"] = str(await state_of(self.theatre, os.getpid()))
         try:
             found["outside"] = str(await operate(self.theatre, (self.room.pid,), ("lock", "unlock"), deadline_s=20))
@@ -474,6 +476,17 @@ class Bench:
 NOWHERE = Fingerprint(
     configuration="cfg_bench", engine="", python="", torch="", kernel="", libc="", criu="", cpu="", namespaces="", node=""
 )
+
+
+def driver_calls(pid: int) -> str:
+    """Whether the driver answers before it was initialised, and what that takes."""
+    code = (
+        "import time; a = time.monotonic(); from cuda.bindings import driver as d; b = time.monotonic()\n"
+        f"s = d.cuCheckpointProcessGetState({pid}); c = time.monotonic(); i = d.cuInit(0); e = time.monotonic()\n"
+        "print(f'import {b - a:.3f} s, state before cuInit {s} {c - b:.3f} s, cuInit {i} {e - c:.3f} s')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout + done.stderr[-500:]
 
 
 def chosen(gpu: str) -> str:
