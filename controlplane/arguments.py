@@ -29,8 +29,8 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FAULTS: Final = (
-    "start", "wake", "sleep", "generate_after", "lock_hangs", "checkpoint_hangs", "checkpoint_fails", "restore_hangs",
-    "restore_fails",
+    "start", "wake", "rank_wake", "sleep", "generate_after", "lock_hangs", "checkpoint_hangs", "checkpoint_fails",
+    "restore_hangs", "restore_fails",
 )  # fmt: skip
 """What the fake engine, or the GPU that it pretends to hold (`gpu`), can be told to do wrong."""
 

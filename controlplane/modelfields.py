@@ -9,11 +9,14 @@ from typing import Final, get_args
 from controlplane.arguments import check
 from controlplane.quantities import duration_ms, share_cells
 from controlplane.refusal import Code, Refused
-from controlplane.spec import EngineName, Idle, ModelSpec
+from controlplane.spec import CELLS, EngineName, Idle, ModelSpec
 
 KEYS: Final = ("name", "source", "engine", "arguments", "share", "idle", "aliases", "note")
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
 _HUB: Final = re.compile(r"hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}", re.ASCII)
+GANGS: Final = (1, 2, 4, 8)
+"""Devices that an instance may take; attention heads are cut over them, and numbers of heads are multiples of these."""
+GANG_ENGINES: Final = ("vllm", "fake")
 _NOTE_LIMIT: Final = 200
 _ALIASES_LIMIT: Final = 32
 """With it an event about a model stays far below what NATS takes in one message."""
@@ -21,7 +24,6 @@ _IDLE: Final = ("sleep", "checkpoint", "saved", "cold")
 
 LATER: Final = {
     "priority": "priority classes are not in this version; take the key out: requests are served first come, first served",
-    "share.gpus": "models over several devices are not in this version; write a share of one device, at most 1",
 }
 """Settings that this version knows by name and does not have, with what to do."""
 
@@ -46,6 +48,7 @@ def spec_from_fields(fields: Mapping[str, object]) -> ModelSpec:
         engine=engine,
         arguments=check(engine, arguments),
         cells=_cells(fields.get("share", "auto")),
+        gpus=_gpus(fields.get("share", "auto"), engine),
         idle=_idle(_table(fields.get("idle", {}), "idle")),
         aliases=_aliases(fields.get("aliases", ()), name),
         note=_note(fields.get("note", "")),
@@ -125,13 +128,28 @@ def _source(value: object, engine: EngineName) -> str:
 
 def _cells(value: object) -> int | None:
     if isinstance(value, Mapping):
-        if "gpus" in value:
-            raise later("share.gpus")
-        raise invalid("share", f'{value!r} is not a share; write "auto", or one between 1/8 and 1')
+        return CELLS  # whole devices
     try:
         return share_cells(value)
     except ValueError as error:
         raise invalid("share", str(error)) from None
+
+
+def _gpus(value: object, engine: EngineName) -> int:
+    """How many whole devices: `share = { gpus = 2 }`."""
+    if not isinstance(value, Mapping):
+        return 1
+    if set(value) != {"gpus"}:
+        raise invalid("share", f'{value!r} is not a share; write "auto", one between 1/8 and 1, or {{ gpus = 2 }}')
+    count = value["gpus"]
+    if isinstance(count, bool) or not isinstance(count, int) or count not in GANGS:
+        raise invalid("share.gpus", f"{count!r} is not a number of devices; write {', '.join(map(str, GANGS))}")
+    if count > 1 and engine not in GANG_ENGINES:
+        raise Refused(
+            Code.NOT_AVAILABLE, f'share.gpus: engine "{engine}" runs on one device; write gpus = 1, or engine = "vllm"',
+            param="share.gpus",
+        )  # fmt: skip
+    return count
 
 
 def _idle(fields: Mapping[str, object]) -> Idle:

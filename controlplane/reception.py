@@ -19,10 +19,12 @@ from controlplane.commands import (
     ApplySettings,
     BeginReign,
     CancelRequest,
+    Checkpoint,
     CloseGateway,
     EndRequests,
     Interrupt,
     Load,
+    Move,
     NodeHeard,
     NodeSilent,
     OpenGateway,
@@ -149,8 +151,8 @@ def timely(fleet: Fleet) -> bool:
 
 
 _OPERATOR = (
-    ApplySettings, Load, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop, CancelRequest, RemoveImage,
-    RebuildImage, PinImage,
+    ApplySettings, Checkpoint, Load, Move, RegisterModel, RetireModel, Retry, ReviseModel, Save, Sleep, Stop, CancelRequest,
+    RemoveImage, RebuildImage, PinImage,
 )  # fmt: skip
 _GATEWAY = (Admit, CancelRequest, CloseGateway, EndRequests, Interrupt, OpenGateway)
 _DESK = (BeginReign, NodeHeard, NodeSilent, Tick)

@@ -11,7 +11,7 @@ from controlplane import subjects
 from controlplane.bus import Bus
 from controlplane.subjects import DeviceBytes, InstanceBeat, NodeBeat
 from pool.messages import Described
-from worker import gpus
+from worker import gpus, ranks
 from worker.ledger import Resident, ledger
 from worker.local import LocalInstance
 from worker.observe import measured
@@ -79,9 +79,10 @@ class Beats:
         locals_ = [keeper.local for keeper in self._reconciler.keepers.values()]
         found = await asyncio.gather(*(self._instance(local) for local in locals_))
         devices = {known.device: 0 for known in self._site.plane.devices}
-        for device, beat in found:
-            if device in devices:
-                devices[device] += beat.bytes_used
+        for its, beat in found:
+            for device in its:
+                if device in devices:
+                    devices[device] += beat.bytes_used // len(its)  # evenly, as the plane's ledger has it
         self._owners = await asyncio.to_thread(self._ledgers, described, locals_)
         devices |= {device: owners.total for device, owners in self._owners.items()}
         self._devices, self._instances = devices, tuple(beat for _, beat in found)
@@ -90,10 +91,11 @@ class Beats:
         """Of each GPU whose driver answers."""
         if not any(known.kind == "gpu" for known in self._site.plane.devices):
             return {}
-        residents: dict[str | None, list[Resident]] = {}
+        residents: dict[str, list[Resident]] = {}
         for local in locals_:
-            if (record := local.directory.read()) is not None and record.engine is not None:
-                residents.setdefault(record.device, []).append(Resident(record.engine.pid, local.engine_state))
+            if (record := local.directory.read()) is not None:
+                for device, resident in ranks.residents(record, local.engine_state).items():
+                    residents.setdefault(device, []).append(resident)
         sets = {one.device: one.resident_bytes for one in described.devices} if described else {}
         found = {}
         for known in self._site.plane.devices:
@@ -104,12 +106,12 @@ class Beats:
                 )  # fmt: skip
         return found
 
-    async def _instance(self, local: LocalInstance) -> tuple[str | None, InstanceBeat]:
+    async def _instance(self, local: LocalInstance) -> tuple[tuple[str, ...], InstanceBeat]:
         running, rate, used = 0, 0.0, 0
         record = local.directory.read()
         if record is not None and record.engine is not None and local.seen.engine is not EngineState.DEAD:
             if self._site.is_gpu(record.device) and local.engine_state is not None:
-                taken = await asyncio.to_thread(gpus.used_by, record.device or "", record.engine.pid)
+                taken = await asyncio.to_thread(ranks.used_bytes, record)
                 used = local.engine_state.bytes_mapped + (local.engine_state.bytes_private if taken is None else taken)
             elif record.kind == "fake" and local.engine_state is not None:
                 used = used_bytes(local.engine_state)  # its sizes are scripted, like the declared devices that they are put on
@@ -122,4 +124,4 @@ class Beats:
             except FrontendGone:
                 pass  # its death is seen by whoever keeps it
         beat = InstanceBeat(instance=local.instance, running=running, tokens_per_s=rate, bytes_used=used)
-        return (record.device if record else None), beat
+        return (record.devices if record else ()), beat

@@ -43,10 +43,16 @@ class Wanted(Struct, frozen=True, kw_only=True):
     directive: Directive | None = None
     grant: Grant | None = None
     """The cells that go with the directive; set when it says `up`, or `saved` and there is an image to prove."""
+    gang: tuple[Grant, ...] = ()
+    """Of a gang: those of all ranks, in order of rank, `grant` the first."""
     answered: bool = False
     """Whether the plane has this worker's report that the directive was reached."""
     reached: Rung = Rung.COLD
     """The rung last reported."""
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        return self.gang or ((self.grant,) if self.grant is not None else ())
 
 
 class Wish(Struct, frozen=True):
@@ -81,6 +87,7 @@ class Desired(Struct, frozen=True, kw_only=True):
             name: Wanted(
                 instance=name, configuration=known.configuration, directive=known.directive,
                 grant=grants.get(known.directive.grant or 0) if known.directive else None,
+                gang=_gang(grants, known.directive.gang) if known.directive else (),
                 answered=known.directive is not None and known.directive_settled, reached=known.rung,
             )
             for name, known in fleet.instances.items()
@@ -109,8 +116,9 @@ def _apply(desired: Desired, recorded: Recorded) -> Desired:
     match recorded.event:
         case GrantGiven() as e:
             grant = Grant(
-                number=position, node=e.node, device=e.device, instance=e.instance, offset=e.offset, cells=e.cells, since_ms=at
-            )
+                number=position, node=e.node, device=e.device, instance=e.instance, offset=e.offset, cells=e.cells,
+                since_ms=at, gang=e.gang, rank=e.rank,
+            )  # fmt: skip
             return replace(desired, grants=desired.grants.set(position, grant))
         case GrantReturned() as e:
             return replace(desired, grants=desired.grants.delete(e.grant)) if e.grant in desired.grants else desired
@@ -119,11 +127,12 @@ def _apply(desired: Desired, recorded: Recorded) -> Desired:
         case InstanceDirected() as e:
             directive = Directive(
                 number=position, rung=e.rung, model=e.model, revision=e.revision, grant=e.grant, code=e.code, at_ms=at,
-                operation=recorded.operation, victim_of=e.victim_of,
+                gang=e.gang, operation=recorded.operation, victim_of=e.victim_of,
             )  # fmt: skip
             known = desired.instances[e.instance]
             grant_of = desired.grants.get(e.grant) if e.grant is not None else None
-            return _wanted(desired, replace(known, directive=directive, grant=grant_of, answered=False))
+            gang = _gang(desired.grants, e.gang)
+            return _wanted(desired, replace(known, directive=directive, grant=grant_of, gang=gang, answered=False))
         case InstanceUp() as e:
             return _reached(desired, e.instance, e.directive, Rung.UP)
         case InstanceSlept() as e:
@@ -190,6 +199,10 @@ def _anew(image: Image) -> bool:
 
 def _image(desired: Desired, name: str, **changes: object) -> Desired:
     return replace(desired, images=desired.images.set(name, replace(desired.images.get(name, Wish()), **changes)))
+
+
+def _gang(grants: "Map[int, Grant]", numbers: tuple[int, ...]) -> tuple[Grant, ...]:
+    return tuple(grants[number] for number in numbers if number in grants)
 
 
 def _wanted(desired: Desired, wanted: Wanted) -> Desired:

@@ -20,7 +20,7 @@ class HeldCells:
         if held is not None and held != wanted:
             return Denied(
                 code="holds_cells",
-                message=f"cells {held.cells} of device {held.device} are held under grant {held.grant}; "
+                message=f"cells {_words(held)} are held under grant {held.grant}; "
                 f"drop them before grant {wanted.grant} is taken",
             )
         self.drop()
@@ -30,3 +30,7 @@ class HeldCells:
     def drop(self) -> None:
         close_all(self._locks)
         self.now, self._locks = None, []
+
+
+def _words(held: TakeCells) -> str:
+    return ", ".join(f"{share.numbers} of device {share.device}" for share in held.shares)

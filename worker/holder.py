@@ -103,7 +103,7 @@ class Holder:
             try:
                 async with asyncio.timeout(QUESTION_S):
                     request = await channel.receive(decoder, 1 << 20, QUESTION_S)
-                    locks = await channel.receive_fds(len(request.cells)) if isinstance(request, TakeCells) else []
+                    locks = await channel.receive_fds(request.count) if isinstance(request, TakeCells) else []
                 if request is not None:
                     await channel.send(await self._answer(request, locks))
             finally:
@@ -156,7 +156,7 @@ class Holder:
         engine, cells = self._engine, self._cells.now
         return Held(
             pid=self._census.pid, engine=engine.known, exit=engine.exit, connected=self._port.connected and engine.exit is None,
-            grant=cells.grant if cells else None, device=cells.device if cells else None, cells=cells.cells if cells else (),
+            grant=cells.grant if cells else None, shares=cells.shares if cells else (),
             place=str(engine.place), inner_pid=engine.inner.pid if engine.inner else 0, park_in=str(engine.park_in or ""),
             parked=engine.parked,
         )  # fmt: skip

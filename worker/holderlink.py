@@ -90,7 +90,7 @@ class HolderLink:
 
     async def take_cells(self, grant: int, cells: Cells) -> Held:
         """Hand locked cells on. Our own copies stay the caller's to close."""
-        return await self._held(TakeCells(grant=grant, device=cells.device, cells=cells.numbers), cells.descriptors)
+        return await self._held(TakeCells(grant=grant, shares=cells.shares), cells.descriptors)
 
     async def drop_cells(self) -> Held:
         return await self._held(DropCells())

@@ -7,6 +7,7 @@ import msgspec
 
 from worker.engines.messages import ControlCommand, ControlReply
 from worker.instancedir import Exit
+from worker.locks import Share
 from worker.processes import Process
 
 
@@ -21,8 +22,13 @@ class TakeCells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Hold these cells' locks. Denied: `fenced` (an older grant than one seen before), `holds_cells` (drop those first)."""
 
     grant: int
-    device: str
-    cells: tuple[int, ...]
+    """A gang's: of its first rank."""
+    shares: tuple[Share, ...]
+    """A gang has one of each of its devices."""
+
+    @property
+    def count(self) -> int:
+        return sum(len(share.numbers) for share in self.shares)
 
 
 class DropCells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -102,8 +108,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whether the engine has connected to `control.sock`."""
     grant: int | None
     """The grant whose cells are held."""
-    device: str | None = None
-    cells: tuple[int, ...] = ()
+    shares: tuple[Share, ...] = ()
+    """Of which devices they are."""
     place: str = ""
     """The instance's directory, as the engine sees it."""
     inner_pid: int = 0

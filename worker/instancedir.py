@@ -48,6 +48,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The frontend's; kept when it is started again."""
     device: str | None = None
     """Where its memory counts; kept while it sleeps."""
+    ranks: tuple[str, ...] = ()
+    """Of a gang: its devices, in order of rank, `device` the first."""
     woken: tuple[str, int] | None = None
     """Model and revision for which the engine was last woken."""
     checked: bool = False
@@ -61,6 +63,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU that a checkpointed engine was on."""
     skeleton_bytes: int = 0
     """Private bytes of the engine when it connected, weights of its own left out: nothing mapped, no KV."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.ranks or ((self.device,) if self.device else ())
 
 
 class InstanceDir:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pool.client import Attachment
-from worker import gpus, instancedir, processes
+from worker import instancedir, processes, ranks
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
 from worker.failure import StepFailed
@@ -145,7 +145,7 @@ class LocalInstance:
         record = self.directory.read()
         if record is None or record.engine is None or not self.site.is_gpu(record.device):
             return state
-        used = gpus.used_by(record.device or "", record.engine.pid)
+        used = ranks.used_bytes(record)
         return state if used is None else replace(state, bytes_private=used, bytes_device=used)
 
     def take(self, state: State) -> None:

@@ -37,11 +37,19 @@ class CellConflict(Exception):
         self.code, self.claim = code, claim
 
 
-class Cells:
-    """Locked cells in this process, until they are handed on or closed."""
+class Share(msgspec.Struct, frozen=True):
+    """Cells of one device, and the grant that they are taken under."""
 
-    def __init__(self, device: str, numbers: tuple[int, ...], descriptors: tuple[int, ...]) -> None:
-        self.device, self.numbers, self.descriptors = device, numbers, descriptors
+    device: str
+    numbers: tuple[int, ...]
+    grant: int
+
+
+class Cells:
+    """Locked cells in this process, of one device or (a gang's) of several, until they are handed on or closed."""
+
+    def __init__(self, shares: tuple[Share, ...], descriptors: tuple[int, ...]) -> None:
+        self.shares, self.descriptors = shares, descriptors
 
     def close(self) -> None:
         """Close our copies; a lock that no other process shares is given up."""
@@ -68,17 +76,18 @@ class Locks:
         name = blake3(f"{plane.data} {plane.node_token}".encode()).hexdigest(length=8)
         return Locks(directory, plane=name, gpus=gpus, of_machine=gpulocks.place()[0] if gpus else None)
 
-    def take(self, device: str, numbers: Sequence[int], *, grant: int, instance: str) -> Cells:
-        """Lock cells for a grant: all of them or none. Raises CellConflict, which names who has one."""
+    def take(self, shares: Sequence[Share], *, instance: str) -> Cells:
+        """Lock cells of all shares or none, in order of device. Raises CellConflict, which names who has one."""
         taken: list[int] = []
         try:
-            for number in numbers:
-                taken.append(self._take(device, number, Claim(grant, instance, self._plane)))
+            for share in sorted(shares, key=lambda share: share.device):
+                for number in share.numbers:
+                    taken.append(self._take(share.device, number, Claim(share.grant, instance, self._plane)))
         except BaseException:
             for descriptor in taken:
                 os.close(descriptor)
             raise
-        return Cells(device, tuple(numbers), tuple(taken))
+        return Cells(tuple(shares), tuple(taken))
 
     def holder(self, device: str, number: int) -> Claim | None:
         """Who holds a cell; None when it is free. Advisory: it may change as soon as this has returned."""

@@ -4,14 +4,16 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from pool.messages import Staged
+from pool.ranks import JOINT
 from worker.desired import Wanted
 from worker.engines.messages import Attach, Check, Checked, Detach, Drain, Health, Sleep, Stage, State, Stocked, Wake
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.local import LocalInstance
-from worker.locks import CellConflict
+from worker.locks import CellConflict, Share
 from worker.observe import mapped
 from worker.plan import EngineState, Goal
 from worker.service import FrontendGone
@@ -37,20 +39,18 @@ async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
 
     Raises StepFailed (`cell_locked`, `cell_fenced`, `fenced`; `wrong_device` for a skeleton that lives on another GPU).
     """
-    grant, record = wanted.grant, local.record
+    grant, record, ranks = wanted.grant, local.record, tuple(one.device for one in wanted.grants)
     if grant is None:
         raise StepFailed("fenced", "the grant of this directive has been returned")
-    if (
-        local.seen.own_layout
-        and local.seen.engine in (EngineState.STARTING, EngineState.CONNECTED)
-        and record.device != grant.device
-    ):
-        raise StepFailed("wrong_device", f"this skeleton was started on {record.device}; its grant is of {grant.device}")
-    numbers = range(grant.offset, grant.offset + grant.cells)
+    started = local.seen.engine in (EngineState.STARTING, EngineState.CONNECTED)
+    if local.seen.own_layout and started and record.devices != ranks:
+        here, there = " and ".join(record.devices), " and ".join(ranks)
+        raise StepFailed("wrong_device", f"this skeleton was started on {here}; its grant is of {there}")
+    shares = [Share(one.device, tuple(range(one.offset, one.offset + one.cells)), one.number) for one in wanted.grants]
     ends = asyncio.get_running_loop().time() + local.site.deadlines.take_cells * 0.9
     while True:
         try:
-            cells = local.site.locks.take(grant.device, numbers, grant=grant.number, instance=local.instance)
+            cells = local.site.locks.take(shares, instance=local.instance)
             break
         except CellConflict as conflict:
             if conflict.code != "cell_locked" or asyncio.get_running_loop().time() > ends:
@@ -64,7 +64,7 @@ async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
         raise StepFailed("holder_died", str(error)) from error
     finally:
         cells.close()
-    local.directory.edit(device=grant.device)
+    local.directory.edit(device=grant.device, ranks=ranks if len(ranks) > 1 else ())
     local.note(grant=held.grant)
 
 
@@ -108,15 +108,16 @@ async def attach(local: LocalInstance) -> int:
 
 async def _agree_on_device(local: LocalInstance, state: State, weight_set: str) -> None:
     """Imported memory shows in no process's maps: here the pool's word stands against the engine's."""
-    device = local.record.device
+    devices = local.record.devices
     described = await local.site.stock.described()
-    resident = {name for one in described.devices if one.device == device for name in one.sets} if described else None
-    if state.attached != weight_set or state.bytes_own or (resident is not None and weight_set not in resident):
-        has = "nothing" if not resident else ", ".join(sorted(resident))
+    resident = {(one.device, name) for one in described.devices for name in one.sets} if described else None
+    parts = set(zip(devices, weight_set.split(JOINT), strict=False))
+    if state.attached != weight_set or state.bytes_own or (resident is not None and not parts <= resident):
+        has = ", ".join(sorted(name for device, name in resident or () if device in devices)) or "nothing"
         raise StepFailed(
             "memory_disagrees",
             f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped and {state.bytes_own} are its "
-            f"own; the pool has {has} on {device}",
+            f"own; the pool has {has} on {' and '.join(devices)}",
         )
 
 
@@ -151,12 +152,14 @@ async def wake(local: LocalInstance, goal: Goal, wanted: Wanted) -> None:
     local.note(woken_for=goal, drained=False, sought=False, kept=None)
     if not state.awake:
         raise StepFailed("failed", "the engine answered the wake and is not awake")
-    used, grant = used_bytes(state), wanted.grant
-    if grant is not None and (share := local.site.size_of(grant.device) * grant.cells // CELLS) and used > share:
+    used = used_bytes(state)
+    cells = sum(grant.cells for grant in wanted.grants)
+    share = sum(local.site.size_of(grant.device) * grant.cells // CELLS for grant in wanted.grants)
+    if share and used > share:
         raise StepFailed(
             "no_room",
             f"{goal.model} uses {used} bytes (weights {state.bytes_mapped}, KV {state.bytes_kv}, all private memory "
-            f"{state.bytes_private}), its {grant.cells} cells have {share}: give it a larger share",
+            f"{state.bytes_private}), its {cells} cells have {share}: give it a larger share",
         )
 
 
@@ -169,7 +172,9 @@ async def check(local: LocalInstance) -> str:
     reply = await local.ask(command, local.site.deadlines.check)
     assert isinstance(reply, Checked)
     configuration, sets = local.record.configuration, local.record.checked_sets
-    file = local.site.data / "models" / "known" / f"{local.seen.attached}.json"
+    attached = local.seen.attached or ""
+    name = attached if JOINT not in attached else f"gang_{blake3(attached.encode()).hexdigest(length=16)}"
+    file = local.site.data / "models" / "known" / f"{name}.json"
     known = _read(file)
     result = "same_tokens" if configuration in known else "recorded"
     if result == "recorded":

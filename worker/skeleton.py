@@ -75,11 +75,15 @@ async def start_engine(local: LocalInstance) -> None:
 
 def _on_device(local: LocalInstance) -> tuple[str, ...]:
     """Where a skeleton on a GPU is started, for good, and whether it need read no weights. Raises StepFailed."""
+    assert local.shelved is not None
+    ranks = local.shelved.model.spec.gpus
     if not local.seen.own_layout:
-        return ()
-    device = local.record.device
-    if device is None or not local.site.is_gpu(device):
-        raise StepFailed("wrong_device", f"its cells are of {device}, which is no GPU of this node")
+        return ("--ranks", str(ranks)) if ranks > 1 else ()
+    devices = local.record.devices
+    if len(devices) != ranks or not all(map(local.site.is_gpu, devices)):
+        has = " and ".join(devices) or "no device"
+        raise StepFailed("wrong_device", f"its cells are of {has}, which is not {ranks} of this node's GPUs")
+    device = ",".join(devices)
     return ("--device", device) if local.seen.staged is None else ("--device", device, "--bare")
 
 

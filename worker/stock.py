@@ -11,6 +11,7 @@ from controlplane.arguments import shaping
 from controlplane.commands import ReportDropped, ReportModel, ReportStaged, ReportUnusable
 from controlplane.fleet import Model
 from pool.messages import Described, Staged
+from pool.ranks import form_of, joined, split
 from worker.board import Board
 from worker.desired import Desired
 from worker.failure import StepFailed
@@ -99,13 +100,21 @@ class Stock:
 
         Raises StepFailed.
         """
-        staged = await self._shelf.found(shelved, form, patience_s=patience_s)
-        if staged is not None:
-            self.tell(shelved, staged)
+        ranks = shelved.model.spec.gpus
+        forms = [form_of(form, rank, ranks) for rank in range(ranks)] if ranks > 1 else [form]
+        parts = [await self._shelf.found(shelved, one, patience_s=patience_s) for one in forms]
+        if not all(parts):
+            return None
+        staged = joined([part for part in parts if part is not None])
+        self.tell(shelved, staged)
         return staged
 
     def tell(self, shelved: Shelved, staged: Staged) -> None:
-        """Report a model's weights in the pool, unless the plane knows of them."""
+        """Report a model's weights in the pool, unless the plane knows of them; of a gang those of each rank."""
+        for part in split(staged):
+            self._tell(shelved, part)
+
+    def _tell(self, shelved: Shelved, staged: Staged) -> None:
         desired, goal = self._desired(), shelved.goal
         known = desired.staged.get(staged.weight_set, ())
         if (goal.model, goal.revision) not in known or staged.weight_set in desired.dismissed:

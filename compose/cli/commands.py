@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "sleep": ("compose.cli.operations", "Take a model off its device; its engine stays."),
     "checkpoint": ("compose.cli.operations", "Take a model's engines off their device; their processes stay."),
     "save": ("compose.cli.operations", "Take a model's engines to disk."),
+    "move": ("compose.cli.operations", "Bring what serves a model to another device."),
     "stop": ("compose.cli.operations", "End the engines that serve a model."),
     "images": ("compose.cli.images", "List, check and remove engines on disk."),
     "retry": ("compose.cli.operations", "End a model's back-off and try again now."),

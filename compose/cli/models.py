@@ -50,7 +50,7 @@ def _list(data: Path, every: bool, json: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--source", help="hf:ORG/NAME@REVISION, a directory or a GGUF file.")
 @click.option("--engine", help="transformers or fake.")
-@click.option("--share", help="auto, or a share of one device such as 1/2.")
+@click.option("--share", help="auto, a share of one device such as 1/2, or gpus=2: whole devices.")
 @click.option("--argument", "arguments", multiple=True, metavar="KEY=VALUE", help="An engine argument; may be repeated.")
 @click.option("--alias", "aliases", multiple=True, help="Another name; may be repeated.")
 @click.option(
@@ -65,6 +65,8 @@ def add(data: Path, /, name: str | None, file: Path | None, arguments: tuple[str
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{file} is not TOML: {error}", param_hint="--file") from error
     fields |= {key: value for key, value in given.items() if value}
+    if str(fields.get("share", "")).startswith("gpus="):
+        fields["share"] = {"gpus": _value(fields["share"].removeprefix("gpus="))}
     if name:
         fields["name"] = name
     if arguments:

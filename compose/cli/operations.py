@@ -1,4 +1,4 @@
-"""`load`, `sleep`, `checkpoint`, `save`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
+"""`load`, `sleep`, `checkpoint`, `save`, `move`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from compose.cli.options import api, as_json, echo_json
 from compose.client import Client
 from compose.refusal import ApiRefused
-from controlplane.ids import COMMAND, new
+from controlplane.ids import COMMAND, INSTANCE, new
 
 POLL_S: Final = 0.1
 
@@ -28,17 +28,38 @@ def _operation(kind: str, text: str) -> click.Command:
             answer = client.post("api", "models", model, kind, key=new(COMMAND))
             if not no_wait and "operation" in answer:
                 answer = _follow(client, answer, f"{kind} {model}", timeout_s, quiet=json)
-        if json:
-            echo_json(answer)
-        state = answer.get("state")
-        if state == "failed":
-            raise ApiRefused(0, answer["code"], f"{kind} {model}: {answer['message']}", None)
-        if not json:
-            took = f" in {answer['took_ms'] / 1000:.1f} s" if answer.get("took_ms") else ""
-            note = f" ({answer['note']})" if answer.get("note") else ""
-            click.echo(f"{kind} {model}: {'done' if state == 'succeeded' else 'accepted'}{took}{note}")
+        _tell(answer, f"{kind} {model}", json=json)
 
     return command
+
+
+@click.command()
+@click.argument("what", metavar="MODEL|INSTANCE")
+@click.option("--to", "device", required=True, metavar="DEVICE", help="Name or id of the device to go to.")
+@click.option("--timeout", "timeout_s", type=float, default=600, show_default=True, help="Seconds to wait for the end.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as it is accepted.")
+@as_json
+@click.pass_obj
+def move(data: Path, /, what: str, device: str, *, timeout_s: float, no_wait: bool, json: bool) -> None:
+    """Bring what serves a model, or an instance, to another device of its node; requests wait for it meanwhile."""
+    kind = "instances" if what.startswith(f"{INSTANCE}_") else "models"
+    with api(data) as client:
+        answer = client.post("api", kind, what, "move", body={"device": device}, key=new(COMMAND))
+        if not no_wait and "operation" in answer:
+            answer = _follow(client, answer, f"move {what}", timeout_s, quiet=json)
+    _tell(answer, f"move {what}", json=json)
+
+
+def _tell(answer: dict[str, Any], title: str, *, json: bool) -> None:
+    if json:
+        echo_json(answer)
+    state = answer.get("state")
+    if state == "failed":
+        raise ApiRefused(0, answer["code"], f"{title}: {answer['message']}", None)
+    if not json:
+        took = f" in {answer['took_ms'] / 1000:.1f} s" if answer.get("took_ms") else ""
+        note = f" ({answer['note']})" if answer.get("note") else ""
+        click.echo(f"{title}: {'done' if state == 'succeeded' else 'accepted'}{took}{note}")
 
 
 def _follow(client: Client, accepted: dict[str, Any], title: str, timeout_s: float, *, quiet: bool) -> dict[str, Any]:

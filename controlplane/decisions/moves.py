@@ -17,6 +17,7 @@ from controlplane.decisions.placement import Slot, occupied, place
 from controlplane.decisions.verdict import fail, succeed
 from controlplane.events import GrantGiven, InstanceDirected, OperationRequested
 from controlplane.fleet.members import Device, Instance, Model, Operation
+from controlplane.fleet.reach import NO_CUDA, why_still
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
@@ -113,6 +114,10 @@ def _check(fleet: Fleet, instance: Instance, target: Device) -> Model:
     if here is None or here.kind != target.kind:
         message = f"{target.name} is a {target.kind}, {name} runs on a {here.kind if here else 'device that is gone'}"
         raise Refused(Code.NOT_AVAILABLE, message, **details)
+    if (why := why_still(fleet, instance)) is not None:
+        raise Refused(
+            Code.NOT_AVAILABLE, f"a move takes an engine off its GPU on the way, and {why}", reason=NO_CUDA, **details
+        )
     if not standing.heard(fleet, instance.node):
         raise Refused(Code.NO_NODE, f"{instance.node} is silent", retry_after_ms=5000, **details)
     model = fleet.models.get(instance.model or "")

@@ -32,7 +32,7 @@ from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code, Refused
 from controlplane.spec import ModelSpec
 
-HARD = ("source", "engine", "arguments")
+HARD = ("source", "engine", "arguments", "gpus")
 """Fields that make another set of weights or another skeleton; the rest counts at once."""
 SOFT = ("cells", "idle", "aliases", "note")
 

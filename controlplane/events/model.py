@@ -16,7 +16,7 @@ class ModelRegistered(Event, frozen=True, kw_only=True):
 
 
 class ModelRevised(Event, frozen=True, kw_only=True):
-    """Its spec changed. Soft fields count at once; hard ones (source, engine, arguments) at the next climb."""
+    """Its spec changed. Soft fields count at once; hard ones (source, engine, arguments, gpus) at the next climb."""
 
     AGGREGATE, KEY = "model", "model"
     model: str

@@ -21,13 +21,21 @@ def no_checkpoint(fleet: Fleet, instance: Instance) -> str | None:
     configuration, node = fleet.configurations.get(instance.configuration), fleet.nodes.get(instance.node)
     if configuration is None or not holds_gpu(configuration.engine, configuration.arguments):
         return without_gpu(configuration.engine if configuration else "the engine")
-    if configuration.engine == "fake":
-        return None  # it pretends to hold a GPU, and its node pretends to take it off
     if instance.ranks:
         return f"{instance.instance} takes {len(instance.ranks)} devices: gangs are not checkpointed"
+    if configuration.engine == "fake":
+        return None  # it pretends to hold a GPU, and its node pretends to take it off
     if node is not None and node.no_checkpoint:
         return f"{instance.node} can't take engines off a GPU: {node.no_checkpoint}"
     return None
+
+
+def why_still(fleet: Fleet, instance: Instance) -> str | None:
+    """Why the instance can't be taken to another device; None: it can. One that holds no GPU is as well off on any device."""
+    configuration = fleet.configurations.get(instance.configuration)
+    if configuration is None or not holds_gpu(configuration.engine, configuration.arguments):
+        return None
+    return no_checkpoint(fleet, instance)
 
 
 def without_gpu(engine: str) -> str:

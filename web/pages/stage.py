@@ -8,7 +8,7 @@ import structlog
 
 from controlplane import ids
 from controlplane.answer import Answer
-from controlplane.commands import AnyCommand, Checkpoint, Load, Order, Retry, Save, Sleep, Stop
+from controlplane.commands import AnyCommand, Checkpoint, Load, Move, Order, Retry, Save, Sleep, Stop
 from controlplane.events import BY_NAME
 from controlplane.refusal import Code, Refused
 from controlplane.subjects import COMMAND_OPERATOR
@@ -61,10 +61,13 @@ class Stage:
 
     async def operate(self, verb: str, model: str, actor: str) -> Answer:
         """Send an operator's command about a model. Raises Refused."""
-        kind = VERBS.get(verb)
-        if kind is None:
-            raise Refused(Code.INVALID, f"there is no operation {verb!r}; there are {', '.join(VERBS)}")
-        body: AnyCommand = kind(model=model)
+        body: AnyCommand
+        if verb.startswith("move:"):
+            body = Move(what=model, device=verb.removeprefix("move:"))
+        elif (kind := VERBS.get(verb)) is not None:
+            body = kind(model=model)
+        else:
+            raise Refused(Code.INVALID, f"there is no operation {verb!r}; there are {', '.join(VERBS)}, move:DEVICE")
         return await self._commands.command(COMMAND_OPERATOR, Order(id=ids.new(ids.COMMAND), actor=actor, body=body))
 
     def _refill_soon(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, Response, delete, post, put
 from litestar.params import Body, FromPath
 
@@ -10,6 +11,7 @@ from controlplane.commands import (
     AnyCommand,
     Checkpoint,
     Load,
+    Move,
     RegisterModel,
     RetireModel,
     Retry,
@@ -25,6 +27,13 @@ from web.rest.asking import Accepted, Changed, Key, answered, command
 Ask = Request[Any, Any, Any]
 Outcome = Response[Changed | Accepted]
 Fields = Annotated[dict[str, Any], Body(description="The fields of a `[[model]]` table of the settings file")]
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a move goes."""
+
+    device: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    """Name or id of a device."""
 
 
 @post("/models", status_code=202, summary="Register a model")
@@ -64,6 +73,16 @@ async def checkpoint(request: Ask, name: FromPath[str], key: Key = None) -> Outc
 @post("/models/{name:str}/save", status_code=202, summary="Take a model's instances to disk: no process is left")
 async def save(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
     return await _operate(request, Save(model=name))
+
+
+@post("/models/{name:str}/move", status_code=202, summary="Bring what serves a model to another device of its node")
+async def move(request: Ask, name: FromPath[str], data: Target, key: Key = None) -> Outcome:
+    return await _operate(request, Move(what=name, device=data.device))
+
+
+@post("/instances/{name:str}/move", status_code=202, summary="Bring an instance that is up to another device of its node")
+async def move_instance(request: Ask, name: FromPath[str], data: Target, key: Key = None) -> Outcome:
+    return await _operate(request, Move(what=name, device=data.device))
 
 
 @post("/models/{name:str}/stop", status_code=202, summary="End the processes of a model's instances")

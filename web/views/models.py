@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controlplane.fleet import Fleet, Instance, Model
-from controlplane.fleet.reach import no_checkpoint
+from controlplane.fleet.reach import no_checkpoint, why_still
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from web.views.figures import share, size
@@ -87,7 +87,7 @@ def models(fleet: Fleet, beats: Mapping[str, NodeBeat], failures: Mapping[str, F
             model=model.model, aliases=model.spec.aliases, note=model.spec.note, engine=model.spec.engine,
             architecture=facts.architecture if facts else "", weight_bytes=facts.weight_bytes if facts else None,
             context_tokens=facts.context_tokens if facts else None,
-            share=share(model.spec.cells) if model.spec.cells else "auto", configuration=facts.configuration if facts else None,
+            share=_share(model), configuration=facts.configuration if facts else None,
             hue=tints.get(facts.configuration, 0) if facts else 0, shared_with=_siblings(fleet, model), state=state,
             running=running.get(model.model, 0), waiting=waiting.get(model.model, 0),
             actions=_actions(fleet, model, state, own), failure=failures.get(model.model),
@@ -95,6 +95,12 @@ def models(fleet: Fleet, beats: Mapping[str, NodeBeat], failures: Mapping[str, F
         )  # fmt: skip
         rows.append(row)
     return tuple(rows)
+
+
+def _share(model: Model) -> str:
+    if model.spec.gpus > 1:
+        return f"{model.spec.gpus} devices"
+    return share(model.spec.cells) if model.spec.cells else "auto"
 
 
 def _siblings(fleet: Fleet, model: Model) -> tuple[str, ...]:
@@ -157,9 +163,29 @@ def _actions(fleet: Fleet, model: Model, state: State, own: list[Instance]) -> t
             operation=pending.get("checkpoint"),
         ),
         Action(verb="save", label="Save", why_not=_why_not_saved(fleet, own), operation=pending.get("save")),
+        *_moves(fleet, model, own, pending.get("move")),
         Action(verb="stop", label="Stop", why_not="" if own else "it has no process", operation=pending.get("stop")),
         Action(verb="retry", label="Retry", why_not="" if blocked else "nothing has failed", operation=pending.get("retry")),
     )
+
+
+def _moves(fleet: Fleet, model: Model, own: list[Instance], pending: str | None) -> tuple[Action, ...]:
+    """To the next device of its node; none where there is no other. REST and the command line take any.
+
+    Whether there is room the decider says: a button that looked for it would be drawn anew with every grant.
+    """
+    here = next((i for i in own if i.rung is Rung.UP), None) or next(iter(own), None)
+    around = sorted((d.name, d.device) for d in fleet.devices.values() if here is not None and d.node == here.node)
+    others = [name for name, device in around if here is not None and device not in here.devices]
+    if here is None or not others:
+        return ()
+    last = max((name for name, device in around if device in here.devices), default="")
+    target = next((name for name in others if name > last), others[0])
+    if model.retired or here.rung is not Rung.UP:
+        why = "the model is retired" if model.retired else "it is not up"
+    else:
+        why = "a gang does not move" if here.ranks else why_still(fleet, here) or ""
+    return (Action(verb=f"move:{target}", label=f"Move to {target}", why_not=why, operation=pending),)
 
 
 def _why_not_checkpointed(fleet: Fleet, own: list[Instance]) -> str:

@@ -75,7 +75,8 @@ def sentence(event: AnyEvent) -> str:
         case RequestCancelled() as e:
             return f"{e.model} cancelled by {e.by} while {e.phase}, {e.completion_tokens} tokens so far"
         case GrantGiven() as e:
-            return f"{short(e.instance)} holds {share(e.cells)} from cell {e.offset}"
+            rank = f", rank {e.rank} of its gang" if e.gang else ""
+            return f"{short(e.instance)} holds {share(e.cells)} from cell {e.offset}{rank}"
         case GrantReturned() as e:
             return f"{short(e.instance)} gave back grant {e.grant}"
         case _:

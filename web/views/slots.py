@@ -25,6 +25,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     bytes_used: int
     grant: int
+    place: str
+    """Which rank of a gang this is, or that it moves here; else empty."""
     label: str
     """All of it as one sentence, for those who do not see the drawing."""
 
@@ -106,6 +108,11 @@ def _held(fleet: Fleet, beats: Mapping[str, NodeBeat], grant: Grant, device: Dev
     stands, beat, model = standing(fleet, beats, instance), beat_of(beats, instance), shown_model(instance) or "no model"
     speed = beat.tokens_per_s if beat else 0.0
     words = [f"{model} on {share(grant.cells)} of {device.name}", stands.words]
+    ranks = max(1, len(instance.gang))
+    if ranks > 1:
+        words.append(f"rank {grant.rank} of a gang of {ranks}")
+    if grant.number == instance.moving_to:
+        words.append("moves here")
     if stands.progress is not None and stands.progress.total:
         words.append(f"{stands.progress.step} {percent(stands.progress.done, stands.progress.total):.0f} %")
     if instance.running:
@@ -113,7 +120,8 @@ def _held(fleet: Fleet, beats: Mapping[str, NodeBeat], grant: Grant, device: Dev
     return Held(
         offset=grant.offset, cells=grant.cells, instance=instance.instance, model=model,
         hue=tints.get(instance.configuration, 0), standing=stands, running=instance.running, tokens_per_s=speed,
-        bytes_used=beat.bytes_used if beat and beat.bytes_used else instance.bytes_used, grant=grant.number,
+        bytes_used=(beat.bytes_used if beat and beat.bytes_used else instance.bytes_used) // ranks, grant=grant.number,
+        place=f"rank {grant.rank} of {ranks}" if ranks > 1 else "moves here" if grant.number == instance.moving_to else "",
         label=", ".join(words),
     )  # fmt: skip
 
@@ -122,7 +130,8 @@ def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held:
     """Mapped weights and private bytes of the holders (as reported), other measured bytes, and what is left."""
     mapped = private = 0
     for run in held:
-        weights = fleet.instances[run.instance].bytes_mapped
+        instance = fleet.instances[run.instance]
+        weights = instance.bytes_mapped // max(1, len(instance.gang))
         mapped += weights
         private += max(run.bytes_used - weights, 0)
     beat = beats.get(device.node)

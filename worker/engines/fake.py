@@ -14,6 +14,7 @@ import numpy as np
 from blake3 import blake3
 
 from pool.messages import Tensor
+from worker.engines.fakeranks import FakeRanks
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped, staged_from_files
 from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.pretence import CONTEXT_TOKENS, IDENTITY
@@ -42,9 +43,12 @@ class _Running:
 
 
 class FakeEngine:
-    """`arguments`: those of the allow-list. `source`: the model's directory, where the counts of failures are kept."""
+    """`arguments`: those of the allow-list. `source`: the model's directory, where the counts of failures are kept.
 
-    def __init__(self, source: Path, arguments: dict[str, Any]) -> None:
+    `ranks`: more than one is a gang's, each a process of its own beside this one.
+    """
+
+    def __init__(self, source: Path, arguments: dict[str, Any], *, ranks: int = 1) -> None:
         self._source, self._arguments = source, arguments
         self._weights = Weights()
         self._identity: tuple[Tensor, bytes] | None = None
@@ -57,6 +61,7 @@ class FakeEngine:
         self._pause("load_ms")
         if self._fails("start"):
             raise SystemExit("told to fail at the start")
+        self._ranks, self._count = FakeRanks(ranks) if ranks > 1 else None, ranks
 
     def attach(self, pool_socket: str, weight_set: str) -> None:
         mapped = self._weights.mapped
@@ -74,11 +79,20 @@ class FakeEngine:
         if blake3(found).hexdigest() != tensor.digest:
             self._weights.unmap()
             raise EngineFault("corrupt", f"{IDENTITY} of {weight_set} is not what the pool says it is")
+        if self._ranks is not None:
+            try:
+                self._ranks.order("attach", pool_socket=pool_socket, weight_set=weight_set)
+            except EngineFault:
+                self._ranks.order("detach")
+                self._weights.unmap()
+                raise
         self._identity = (tensor, found)
 
     def detach(self) -> None:
         if self._awake:
             raise EngineFault("busy", "awake: put it to sleep first")
+        if self._ranks is not None:
+            self._ranks.order("detach")
         self._weights.unmap()
         self._identity = None
 
@@ -88,6 +102,12 @@ class FakeEngine:
         self._pause("wake_ms")
         if self._fails("wake"):
             raise EngineFault("failed", f"told to fail at the wake of {model}")
+        if self._ranks is not None:
+            try:
+                self._ranks.order("wake", fail=self._fails("rank_wake"))
+            except EngineFault:
+                self._ranks.order("sleep")
+                raise
         self._awake = True
 
     def sleep(self) -> None:
@@ -96,6 +116,8 @@ class FakeEngine:
         self._pause("sleep_ms")
         if self._fails("sleep"):
             raise EngineFault("failed", "told to fail at the sleep")
+        if self._ranks is not None:
+            self._ranks.order("sleep")
         self._kept = int(self._arguments.get("kv_bytes", 0) * self._arguments.get("keep_fraction", 0.0))
         self._awake = False
 
@@ -144,6 +166,8 @@ class FakeEngine:
     def scrub(self) -> None:
         if self._awake or self._weights.mapped is not None:
             raise EngineFault("busy", "put it to sleep and detach it first")
+        if self._ranks is not None:
+            raise EngineFault("not_available", "a gang's ranks can't be written to disk")
         self._requests.clear()
 
     def revived(self) -> None:
@@ -159,10 +183,10 @@ class FakeEngine:
     def state(self) -> State:
         mapped = self._weights.mapped
         kv = int(self._arguments.get("kv_bytes", 0)) if self._awake else self._kept
-        scripted = int(self._arguments.get("skeleton_bytes", 0))
+        private = int(self._arguments.get("skeleton_bytes", 0)) or private_bytes(os.getpid())
         return State(
             attached=mapped.weight_set if mapped is not None else None, awake=self._awake, running=len(self._requests),
-            bytes_mapped=self._weights.bytes_mapped, bytes_kv=kv, bytes_private=(scripted or private_bytes(os.getpid())) + kv,
+            bytes_mapped=self._weights.bytes_mapped, bytes_kv=kv, bytes_private=private * self._count + kv,
         )  # fmt: skip
 
     def _advance(self, running: _Running) -> Output:

@@ -213,14 +213,15 @@ class Process:
 
 
 def make(
-    engine: str, source: Path, arguments: dict[str, Any], *, device: str = "", bare: bool = False, artefacts: Path | None = None
-) -> Engine:
+    engine: str, source: Path, arguments: dict[str, Any], *, device: str = "", ranks: int = 1, bare: bool = False,
+    artefacts: Path | None = None,
+) -> Engine:  # fmt: skip
     """Return the engine, started. Imports are here: the fake engine must not cost a torch."""
     match engine:
         case "fake":
             from worker.engines.fake import FakeEngine  # noqa: PLC0415
 
-            return FakeEngine(source, arguments)
+            return FakeEngine(source, arguments, ranks=ranks)
         case "transformers":
             # Threads that spin at barriers are ruin where they have to share processors: 10 tokens/s instead of 50.
             # Read once, when torch loads its OpenMP.
@@ -247,14 +248,15 @@ def main(argv: list[str] | None = None, started: Callable[[], None] = lambda: No
     parser.add_argument("--engine", required=True)
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--arguments", default="{}")
-    parser.add_argument("--device", default="", help="UUID of the GPU, for engines on one")
+    parser.add_argument("--device", default="", help="UUID of the GPU, for engines on one; a gang's with commas between")
+    parser.add_argument("--ranks", type=int, default=1, help="devices of a gang that needs no GPU")
     parser.add_argument("--bare", action="store_true", help="read no weights: those to be attached are in the pool")
     parser.add_argument("--artefacts", type=Path, help="where what a start works out is kept for the next one")
     options = parser.parse_args(argv)
     arguments = msgspec.json.decode(options.arguments)
     engine = make(
         options.engine, options.source, arguments,
-        device=options.device, bare=options.bare, artefacts=options.artefacts,
+        device=options.device, ranks=options.ranks, bare=options.bare, artefacts=options.artefacts,
     )  # fmt: skip
     process = Process(options.instance_dir, engine, parent)
     signal.signal(signal.SIGTERM, lambda *_: process.end())

@@ -89,7 +89,7 @@ def _fake(spec: ModelSpec, data_dir: Path) -> Prepared:
         raise SourceRefused("bad_source", f"source {spec.source!r} and engine {spec.engine!r} don't go together")
     weight_bytes = int(spec.arguments.get("weight_bytes", WEIGHT_BYTES))
     source = fake_source(data_dir, name, weight_bytes)
-    shape = msgspec.json.encode(shaping("fake", spec.arguments), order="deterministic").decode()
+    shape = msgspec.json.encode(shaping("fake", spec.arguments), order="deterministic").decode() + ranks_of(spec)
     facts = ModelFacts(
         configuration=configuration("fake", "fake", shape), architecture="fake", weight_bytes=-(-weight_bytes // PAGE) * PAGE,
         kv_bytes=int(spec.arguments.get("kv_bytes", 0)), parameters=weight_bytes,
@@ -97,6 +97,11 @@ def _fake(spec: ModelSpec, data_dir: Path) -> Prepared:
         dtype="uint8", template_bytes=template_bytes(source), tokenizer="bytes",
     )  # fmt: skip
     return Prepared(source, facts)
+
+
+def ranks_of(spec: ModelSpec) -> str:
+    """What a skeleton's shape has to say of the devices it is cut over: nothing of one."""
+    return f" on {spec.gpus} devices" if spec.gpus > 1 else ""
 
 
 def configuration(engine: str, architecture: str, shape: str) -> str:
@@ -109,11 +114,11 @@ def _facts(spec: ModelSpec, inspected: Inspected) -> ModelFacts:
     if spec.engine in OWN_LAYOUT:
         dtype = str(spec.arguments.get("dtype", "bfloat16"))
         told = msgspec.json.encode(shaping(spec.engine, spec.arguments), order="deterministic").decode()
-        shape = f"{told} {inspected.context_tokens} {_version(spec.engine)}"
+        shape = f"{told} {inspected.context_tokens} {_version(spec.engine)}{ranks_of(spec)}"
     else:
         dtype = str(spec.arguments.get("dtype", "float32"))
         threads = spec.arguments.get("threads", "auto")
-        shape = f"{dtype} {inspected.context_tokens} {inspected.max_num_seqs} {threads}"
+        shape = f"{dtype} {inspected.context_tokens} {inspected.max_num_seqs} {threads}{ranks_of(spec)}"
     return ModelFacts(
         configuration=configuration(spec.engine, inspected.skeleton, shape), architecture=inspected.architecture,
         weight_bytes=inspected.weight_bytes, kv_bytes=inspected.kv_bytes, context_tokens=inspected.context_tokens,

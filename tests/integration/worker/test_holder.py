@@ -15,7 +15,7 @@ from worker import instancedir, namespaces, processes
 from worker.engines.messages import Drain, Health, Shutdown, State
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
 from worker.instancedir import InstanceDir
-from worker.locks import CellConflict, Claim, Locks
+from worker.locks import CellConflict, Claim, Locks, Share
 
 ENGINE = Path(__file__).parent / "scripted.py"
 
@@ -109,15 +109,15 @@ async def test_a_second_holder_steps_back(site: Site) -> None:
 
 async def test_cells_stay_locked_until_dropped_and_an_older_grant_is_fenced(site: Site) -> None:
     await site.link.open(deadline_s=20)
-    cells = site.locks.take("dev", [0, 1], grant=7, instance="ins_1")
+    cells = site.locks.take([Share("dev", (0, 1), 7)], instance="ins_1")
     assert (await site.link.take_cells(7, cells)).grant == 7
     cells.close()
     assert site.locks.holder("dev", 0) == Claim(7, "ins_1"), "the holder's copy keeps the lock"
     with pytest.raises(CellConflict):
-        site.locks.take("dev", [1], grant=8, instance="ins_2")
+        site.locks.take([Share("dev", (1,), 8)], instance="ins_2")
     await site.link.drop_cells()
     assert site.locks.holder("dev", 0) is None
-    older = Locks(site.directory.path / "elsewhere").take("dev", [0], grant=6, instance="ins_1")
+    older = Locks(site.directory.path / "elsewhere").take([Share("dev", (0,), 6)], instance="ins_1")
     with pytest.raises(HolderDenied) as caught:
         await site.link.take_cells(6, older)
     assert caught.value.code == "fenced"
@@ -126,8 +126,8 @@ async def test_cells_stay_locked_until_dropped_and_an_older_grant_is_fenced(site
 
 async def test_other_cells_are_taken_only_after_the_first_are_dropped(site: Site) -> None:
     await site.link.open(deadline_s=20)
-    first = site.locks.take("dev", [0], grant=1, instance="ins_1")
-    second = site.locks.take("dev", [4], grant=2, instance="ins_1")
+    first = site.locks.take([Share("dev", (0,), 1)], instance="ins_1")
+    second = site.locks.take([Share("dev", (4,), 2)], instance="ins_1")
     await site.link.take_cells(1, first)
     with pytest.raises(HolderDenied, match="drop them"):
         await site.link.take_cells(2, second)
@@ -139,7 +139,7 @@ async def test_other_cells_are_taken_only_after_the_first_are_dropped(site: Site
 async def test_when_the_holder_is_killed_the_engine_dies_and_the_locks_go(site: Site) -> None:
     holder, _ = await site.link.open(deadline_s=20)
     engine = await site.connected("--ignore-term")
-    cells = site.locks.take("dev", [3], grant=1, instance="ins_1")
+    cells = site.locks.take([Share("dev", (3,), 1)], instance="ins_1")
     await site.link.take_cells(1, cells)
     cells.close()
     assert processes.send(holder, signal.SIGKILL)

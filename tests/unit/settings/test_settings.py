@@ -88,11 +88,28 @@ def test_an_error_names_file_line_key_and_cure(old: str, new: str, line: int, ke
     assert says in str(caught.value) and str(caught.value).startswith(f"/etc/e.toml:{line}: ")
 
 
+def test_a_share_may_be_whole_devices() -> None:
+    (model, *_) = parse(GOOD.replace('share = "1/2"', "share = { gpus = 2 }")).models
+    assert (model.gpus, model.cells) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('share = "1/2"', "share = { gpus = 3 }", "1, 2, 4, 8"),
+        ('share = "1/2"', "share = { gpus = true }", "1, 2, 4, 8"),
+        ('share = "1/2"', "share = { cpus = 2 }", "gpus = 2"),
+    ],
+)
+def test_a_gang_of_another_size_is_refused(old: str, new: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        parse(GOOD.replace(old, new))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "key"),
     [
         ('share = "1/2"', "priority = 0", 15, "priority"),
-        ('share = "1/2"', "share = { gpus = 2 }", 15, "share.gpus"),
     ],
 )
 def test_what_a_later_version_brings_is_refused_by_name(old: str, new: str, line: int, key: str) -> None:

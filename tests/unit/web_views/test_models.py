@@ -27,9 +27,9 @@ def test_each_state_has_its_words_and_its_buttons() -> None:
     shown = rows(busy(StagedPlane(NOW)))
     told = {name: (m.state.tone, m.state.words, able(m)) for name, m in shown.items()}
     assert told == {
-        "smollm2-135m": ("up", "up", {"sleep", "save", "stop"}),
+        "smollm2-135m": ("up", "up", {"sleep", "save", "move:cpu1", "stop"}),
         "smollm2-sailor": ("climb", "starting", {"stop"}),
-        "tiny-qwen": ("up", "up", {"sleep", "save", "stop"}),
+        "tiny-qwen": ("up", "up", {"sleep", "save", "move:cpu0", "stop"}),
         "sql-coder": ("failed", "backing off", {"retry"}),
         "whale-70b": ("failed", "rejected", {"retry"}),
     }

@@ -1,0 +1,134 @@
+"""A model over two devices, and a live one that goes from one device to another: a whole plane, the fake engine."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from compose.process import Identity
+from controlplane.events import GrantGiven, GrantReturned, InstanceUp
+from controlplane.rungs import Rung
+from tests.plane import NODE, PlaneUnderTest, fake, grants_overlap, running
+from worker.processes import in_session
+
+PAIR = fake("pair", weight_bytes=2 << 20, tokens_per_s=100).replace("share = 1", "share = { gpus = 2 }")
+LAME = fake("lame", fail="rank_wake:1").replace("share = 1", "share = { gpus = 2 }")
+SETTINGS = NODE + PAIR + LAME + fake("one", share=0.5, tokens_per_s=100)
+TEXT = "a stream that must not lose a letter, nor say one twice; " * 2
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[PlaneUnderTest]:
+    with running(SETTINGS) as started:
+        yield started
+
+
+async def test_a_gang_takes_every_device_and_gives_them_back_as_one(plane: PlaneUnderTest) -> None:
+    answer = await plane.chat("pair", TEXT)
+    assert TEXT in answer
+    instance = await plane.serving("pair")
+    fleet = await plane.fleet()
+    assert len(instance.devices) == len(instance.grants) == 2
+    assert {fleet.grants[number].device for number in instance.grants} == set(fleet.devices)
+    locks = {path.name.rpartition(".")[0] for path in (plane.data / "run" / "locks").iterdir()}
+    assert set(fleet.devices) <= locks
+    assert plane.cli("sleep", "pair").returncode == 0
+    assert not (await plane.fleet()).grants
+    assert await plane.chat("pair", TEXT) == answer, "the same after a sleep"
+    assert (await plane.serving("pair")).instance == instance.instance, "the sleeping gang was woken"
+
+
+async def test_a_killed_rank_is_one_failure_and_everything_is_back(plane: PlaneUnderTest) -> None:  # N7
+    expected = await plane.chat("pair", TEXT)
+    instance = await plane.serving("pair")
+    engine = plane.part(instance.instance, "engine")
+    ranks = [one for one in in_session(engine.pid) if one.pid != engine.pid]
+    assert len(ranks) == 2
+    others = [found for one in ranks if (found := Identity.of(one.pid)) is not None]
+    said: list[str] = []
+    with pytest.raises(openai.APIError, match="engine's process died"):
+        await _stream_and_kill(plane, said, others)
+    assert expected.startswith("".join(said))
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed", 10)
+    assert not [g for g in (await plane.fleet()).grants.values() if g.instance == instance.instance]
+    assert await engine.ended(5)
+    for left in others:
+        assert await left.ended(5), "no rank outlives its gang"
+    assert await plane.chat("pair", TEXT) == expected
+
+
+async def _stream_and_kill(plane: PlaneUnderTest, said: list[str], ranks: list[Identity]) -> None:
+    """Take one of the ranks as soon as the stream has begun."""
+    async with plane.openai() as client:
+        stream = await client.chat.completions.create(model="pair", messages=[{"role": "user", "content": TEXT}], stream=True)
+        async for chunk in stream:
+            said.append((chunk.choices[0].delta.content or "") if chunk.choices else "")
+            if len("".join(said)) > 5 and len(ranks) == 2:
+                os.kill(ranks.pop().pid, signal.SIGKILL)
+
+
+async def test_a_rank_that_cannot_wake_fails_the_climb_and_the_next_one_serves(plane: PlaneUnderTest) -> None:
+    assert await plane.chat("lame", "hello")
+    failed = [one.event for one in await plane.events("InstanceFailed")]
+    assert any("rank 0 of 2" in getattr(event, "message", "") for event in failed)
+
+
+async def test_a_live_model_moves_and_who_comes_meanwhile_is_served(plane: PlaneUnderTest) -> None:
+    for name in ("pair", "lame"):
+        assert plane.cli("stop", name).returncode == 0
+    expected = await plane.chat("one", TEXT)
+    before, fleet = await plane.serving("one"), await plane.fleet()
+    target = next(device for device in fleet.devices.values() if device.device != before.device)
+    head = await plane.head()
+    streams = [asyncio.create_task(plane.chat("one", TEXT)) for _ in range(3)]
+    await plane.until_fleet(lambda f: any(i.running for i in f.instances.values()), "it runs")
+    moving = asyncio.create_task(asyncio.to_thread(plane.cli, "move", "one", "--to", target.name))
+    await plane.until_fleet(lambda f: any(i.moving_to for i in f.instances.values()) or moving.done(), "it moves")
+    assert not moving.done(), moving.result().stderr
+    streams += [asyncio.create_task(plane.chat("one", TEXT)) for _ in range(3)]
+    moved = await moving
+    assert moved.returncode == 0, moved.stderr
+    assert f"serves on {target.name}" in moved.stdout
+    assert set(await asyncio.gather(*streams)) == {expected}, "none lost, none cut"
+    after = await plane.serving("one")
+    assert (after.instance, after.device, after.moving_to) == (before.instance, target.device, None)
+    told = [one.event for one in await plane.events("GrantGiven", "GrantReturned", "InstanceUp", after=head)]
+    assert [type(event) for event in told] == [GrantGiven, InstanceUp, GrantReturned], "the new place first, the old one last"
+    up = told[1]
+    assert isinstance(up, InstanceUp)
+    assert {"drain", "sleep", "detach", "verify", "drop_cells", "take_cells", "attach", "wake"} <= {s.name for s in up.steps}
+
+
+async def test_moves_that_cannot_be_are_refused_with_a_reason(plane: PlaneUnderTest) -> None:
+    await plane.chat("one", "hello")
+    instance = await plane.serving("one")
+    here = (await plane.fleet()).devices[instance.device or ""].name
+    async with plane.rest() as rest:
+        codes = []
+        for path, device in (("models/one", here), ("models/one", "nowhere"), (f"instances/{instance.instance}", here)):
+            answer = await rest.post(f"/api/{path}/move", json={"device": device})
+            codes.append((answer.status_code, answer.json()["code"]))
+    assert codes == [(409, "already_there"), (404, "device_unknown"), (409, "already_there")]
+
+
+async def test_the_page_shows_a_gang_across_its_devices(plane: PlaneUnderTest) -> None:
+    await plane.chat("pair", "hello")
+    async with plane.rest() as rest:
+        page = (await rest.get("/")).text
+        devices = (await rest.get("/api/devices")).json()
+    assert "rank 0 of 2" in page
+    assert "rank 1 of 2" in page
+    assert [len(one["grants"]) for one in (devices["devices"] if isinstance(devices, dict) else devices)] == [1, 1], json.dumps(
+        devices
+    )
+
+
+async def test_in_the_end_the_log_agrees_with_itself(plane: PlaneUnderTest) -> None:
+    audit = plane.cli("audit")
+    assert audit.returncode == 0, audit.stdout
+    assert not grants_overlap(await plane.events())
+    assert all(i.rung in (Rung.UP, Rung.SLEEP) for i in (await plane.fleet()).instances.values())
