@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from pool import manifest
+from pool.huge import allocate
 from pool.layout import Gaps
 from pool.manifest import Manifest, segment_name
 from pool.place import OWNER, free_bytes
@@ -47,7 +48,7 @@ class Draft:
             return
         fd = os.open(self.path / segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.fds[number] = fd
-        os.posix_fallocate(fd, 0, self.sizes[number])
+        allocate(fd, 0, self.sizes[number])
         self.missing_bytes -= self.sizes[number]
 
     def seal(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pool.arena import READY, Arena, Draft
 from pool.devices import Devices
+from pool.huge import allocate
 from pool.manifest import Manifest, segment_name
 from pool.slabs import Slab
 from pool.spares import Make, Shed, Spare, matched, next_step
@@ -145,7 +146,7 @@ class Ready:
         try:
             for at in range(0, size, CHUNK_BYTES):
                 await self._way.clear()
-                await loop.run_in_executor(self._thread, os.posix_fallocate, fd, at, min(CHUNK_BYTES, size - at))
+                await loop.run_in_executor(self._thread, allocate, fd, at, min(CHUNK_BYTES, size - at))
         except BaseException:
             os.close(fd)
             path.unlink()

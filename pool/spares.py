@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from pool.huge import allocate
 from pool.slabs import Slab
 
 
@@ -29,7 +30,7 @@ class Spare:
         if size < self.size:
             os.ftruncate(self.fd, size)
         elif size > self.size:
-            os.posix_fallocate(self.fd, 0, size)
+            allocate(self.fd, self.size, size - self.size)
         self.size = size
         return self.fd
 
