@@ -110,7 +110,7 @@ class Reservation:
     def attach(self, fds: Sequence[int], sizes: Sequence[int], *, populate: bool = False) -> None:
         """Map segment after segment, read-only and shared. The descriptors may be closed afterwards.
 
-        populate: fill the page tables now (2 ms a GiB in huge pages, 100 to 150 in small ones on two cores), not at each first touch.
+        populate: fill the page tables now (2 ms a GiB in huge pages, 100 to 150 in small ones) instead of at each first touch.
         Raises ValueError for sizes that do not fit or files shorter than said, OSError from mmap; both leave it detached.
         """
         if self._sizes:
