@@ -113,7 +113,7 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
             assert move.goal is not None
             await occupancy.wake(local, move.goal, wanted)
         case StepName.CHECK:
-            return 0, await occupancy.check(local)
+            return 0, await images.check(local, wanted)
         case StepName.SERVE:
             assert move.goal is not None
             assert move.grant is not None

@@ -41,7 +41,7 @@ class ImageFailed(Event, frozen=True, kw_only=True):
     image: str
     configuration: str
     step: str
-    """`build`, `verify` or `restore`."""
+    """`build`, `verify`, `restore` or `check` (its engine came back and answered wrongly)."""
     code: str
     """`dump_failed`, `restore_failed`, `step_deadline`, `check_mismatch`, `image_truncated`, `image_corrupt`,
     `manifest_missing`, `no_space`, ..."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 import time
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from worker import checkpoint, occupancy
+from worker import checkpoint, hostmemory, occupancy
 from worker.checkpoint import holder
 from worker.desired import Wanted
 from worker.failure import StepFailed
@@ -27,6 +28,8 @@ OUR_SHARE: Final = 0.7
 """Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
 ROOM: Final = 1.25
 """Times the engine's own memory must be free on disk: an image has some percent more than that, and the disk is others' too."""
+FULL_BYTES: Final = 1 << 20
+"""A disk with less than this left is full: CRIU writes in larger pieces."""
 BLAMELESS: Final = frozenset({"pid_taken", "engine_died"})
 """Failures that say nothing of the image."""
 
@@ -44,7 +47,7 @@ async def seek(local: LocalInstance, wanted: Wanted) -> None:
 async def restore(local: LocalInstance, wanted: Wanted) -> int:
     """Bring the engine back; returns the image's bytes. Whatever hinders that leads to a cold start, not to a failure.
 
-    Raises StepFailed (`holder_died`, or the instance can't be used any more).
+    Raises StepFailed: `holder_died`; `no_memory`, with both numbers: a cold start would need as much.
     """
     cabinet, image = local.site.images, local.seen.image
     assert image is not None
@@ -55,6 +58,8 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         local.note(image=None)  # a cold start follows
         await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
         return 0
+    if (free := hostmemory.available_bytes()) < manifest.size_bytes:
+        raise StepFailed("no_memory", f"bringing it back takes {manifest.size_bytes} bytes of memory; this machine has {free}")
     try:
         await _restored(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
     except StepFailed as failure:
@@ -70,6 +75,19 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     local.note(image=image, checked=False, woken_for=None)
     local.restored_from = image
     return manifest.size_bytes
+
+
+async def check(local: LocalInstance, wanted: Wanted) -> str:
+    """`occupancy.check`; after a restore a wrong answer is the image's fault, which is never used again. Raises StepFailed."""
+    try:
+        return await occupancy.check(local)
+    except StepFailed as failure:
+        if failure.code == "check_mismatch" and (image := local.restored_from) is not None:
+            cabinet = local.site.images
+            await asyncio.to_thread(
+                cabinet.fail, image, wanted.configuration, "check", failure.code, failure.message, final=True
+            )
+        raise
 
 
 async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, str]:
@@ -124,7 +142,14 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
             raise StepFailed("gpu_files_open", f"off its GPU, the engine has files of the driver open still: {open_still}")
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
-    await holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
+    try:
+        await holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
+    except StepFailed as failure:
+        free = shutil.disk_usage(draft).free
+        if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
+            message = f"the disk ran full while it was written: {free} bytes are left in {cabinet.store.root}"
+            raise StepFailed("no_space", f"{message}; {failure.message}") from failure
+        raise
     return held, mapped, gpu
 
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -21,95 +20,14 @@ from controlplane.events import (
     InstanceUp,
     OperationFailed,
 )
-from controlplane.fleet import Instance
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from pool.place import place
-from tests.workshop import MIB, QUICK, Plant, plant
-from worker import namespaces
+from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
+from tests.workshop import MIB, Plant
 from worker.images import criu
-from worker.images.store import Manifest
 
 pytestmark = pytest.mark.timeout(180)
-SCRIPTED = """#!/bin/sh
-# The real CRIU, but what the test says about one of its verbs.
-if [ -f {flag} ] && [ "$1" = "$(head -1 {flag})" ]; then eval "$(tail -n +2 {flag})"; fi
-exec {real} "$@"
-"""
-
-
-def able(made: Plant) -> Plant:
-    if hindrance := made.worker.images.hindrance:
-        pytest.skip(f"engines can't be saved here: {hindrance}")
-    return made
-
-
-@pytest.fixture
-async def house(plane: Plant) -> Plant:
-    return able(plane)
-
-
-@pytest.fixture
-async def shared(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plant]:
-    """A node that is refused namespaces."""
-    monkeypatch.setenv(namespaces.SWITCH, "off")
-    async with plant() as made:
-        yield able(made)
-
-
-class Surgeon:
-    """Stands before the plant's CRIU: `do` says what a verb does from now on."""
-
-    def __init__(self, made: Plant) -> None:
-        self._flag = made.data / "criu" / "flag"
-
-    def do(self, verb: str, script: str) -> None:
-        self._flag.write_text(f"{verb}\n{script}\n")
-
-    def well(self) -> None:
-        self._flag.unlink()
-
-
-@pytest.fixture
-async def surgeon(plane: Plant) -> Surgeon:
-    real = criu.find(plane.data)
-    if real is None:
-        pytest.skip("no CRIU is installed")
-    place = plane.data / "criu" / "criu"
-    place.parent.mkdir()
-    place.write_text(SCRIPTED.format(flag=place.parent / "flag", real=real))
-    place.chmod(0o700)
-    plane.deadlines = msgspec.structs.replace(QUICK, restore=6.0, build=20.0)
-    await plane.restart_worker()
-    able(plane)
-    return Surgeon(plane)
-
-
-async def save(plane: Plant, name: str) -> Instance:
-    """Take a model's instance to disk; nothing of its processes is left."""
-    plane.order(Save(model=name))
-    instance = next(i for i in plane.fleet.instances.values() if i.model == name)
-    await plane.until(lambda: plane.fleet.instances[instance.instance].rung is Rung.SAVED)
-    assert plane.processes() == []
-    assert list((plane.data / "run" / "inst").iterdir()) == []
-    return plane.fleet.instances[instance.instance]
-
-
-async def save_one(plane: Plant, name: str) -> None:
-    """As `save`, with others about."""
-    plane.order(Save(model=name))
-    instance = next(i for i in plane.fleet.instances.values() if i.model == name)
-    await plane.until(lambda: plane.fleet.instances[instance.instance].rung is Rung.SAVED)
-
-
-async def says(plane: Plant, instance: Instance, text: str) -> str:
-    lines = await plane.generate(instance, f"req_{len(plane.events)}_{len(text)}", text)
-    return "".join(line.get("text", "") for line in lines)
-
-
-def manifest(plane: Plant) -> tuple[Path, Manifest]:
-    (path,) = (plane.data / "images").iterdir()
-    return path, msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest)
 
 
 async def test_a_model_goes_to_disk_and_serves_again_from_there(house: Plant) -> None:
@@ -150,11 +68,38 @@ async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(hou
         assert house.of_type(InstanceUp)[-1].image == made.image
         await save(house, "a")
         if turn:
-            figures.append((len(os.listdir("/proc/self/fd")), len(list(segments.iterdir()))))
-    assert max(figures) == min(figures), "descriptors of the worker's process, files in /dev/shm"
+            figures.append((len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{house.pool.pid}/fd")),
+                            len(list(segments.iterdir()))))  # fmt: skip
+    assert max(figures) == min(figures), "descriptors of the worker's process and the pool's, files in /dev/shm"
+    used = [event.bytes_used for event in house.of_type(InstanceUp)][1:]
+    assert max(used) - min(used) < MIB, "of the engine's memory"
     assert manifest(house)[1].size_bytes == made.size_bytes
     assert len(house.of_type(ImageBuilt)) == 1, "a skeleton that is on disk is not written again"
     assert len(house.of_type(InstanceSaved)) == 11
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_fifty_round_trips_of_three_instances_in_turn(house: Plant) -> None:  # C50
+    names = ("a", "b", "c")
+    for nth, name in enumerate(names):
+        await house.register(name, kv_bytes=(nth + 1) * MIB)
+    texts = {}
+    for name in names:
+        texts[name] = await says(house, await house.load(name), f"it is {name}")
+        await save_one(house, name)
+    sizes = {image.image: image.size_bytes for image in house.fleet.images.values()}
+    for turn in range(50):
+        if turn % 5 == 4:
+            await house.restart_worker()
+        for name in names:
+            assert await says(house, await house.load(name), f"it is {name}") == texts[name]
+            await save_one(house, name)
+    assert house.processes() == []
+    assert {image.image: image.size_bytes for image in house.fleet.images.values()} == sizes
+    assert len(house.of_type(ImageBuilt)) == len(names)
+    used = [event.bytes_used for event in house.of_type(InstanceUp) if event.model == "a"][1:]
+    assert max(used) - min(used) < MIB
 
 
 async def test_what_was_restored_can_be_saved_anew(house: Plant) -> None:

@@ -1,0 +1,269 @@
+"""What goes wrong around images, with a real CRIU: each has a stable reason, nothing wrong is restored, nothing is left."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.commands import Load, RebuildImage, ReviseModel, Save, Stop
+from controlplane.events import ImageBuilt, ImageFailed, InstanceFailed, InstanceUp, OperationFailed, OperationSucceeded
+from controlplane.rungs import Rung
+from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
+from tests.workshop import MIB, Plant
+from worker import hostmemory, occupancy, processes
+from worker.failure import StepFailed
+from worker.images import budget, steps
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def small_disk(plane: Plant) -> Iterator[Path]:
+    """The image directory on a disk of its own, of 8 MiB."""
+    able(plane)
+    place = plane.data / "images"
+    place.mkdir(mode=0o700, exist_ok=True)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip(f"no disk of its own can be mounted here: {mount.stderr}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def refused_save(plane: Plant, name: str) -> OperationFailed:
+    """Ask for a save that fails; nothing of the instance is left."""
+    plane.order(Save(model=name))
+    failed: OperationFailed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    await plane.until(lambda: not plane.fleet.instances)
+    assert plane.processes() == []
+    assert not plane.fleet.grants
+    return failed
+
+
+async def test_a_disk_that_is_too_full_refuses_the_dump_with_both_numbers(plane: Plant, small_disk: Path) -> None:
+    await plane.register("a")
+    await plane.load("a")
+    plane.worker.images.budget._given_bytes = 1 << 40  # the quota is not what hinders it
+    failed = await refused_save(plane, "a")
+    assert failed.code == "no_space"
+    assert str(small_disk) in failed.message and "bytes of room" in failed.message
+    assert list(small_disk.iterdir()) == []
+    assert plane.of_type(ImageFailed)[-1].code == "no_space"
+
+
+async def test_a_disk_that_runs_full_in_the_dump_leaves_nothing_half_written(
+    plane: Plant, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget.Budget, "room_for", lambda self, need_bytes: [])  # it was there when it was looked for
+    await plane.register("a")
+    await plane.load("a")
+    failed = await refused_save(plane, "a")
+    assert failed.code == "no_space"
+    assert "ran full" in failed.message
+    assert list(small_disk.iterdir()) == []
+    again = await plane.load("a")
+    assert await says(plane, again, "after all") == "You said: after all"
+
+
+async def test_criu_killed_in_the_middle_of_a_restore_leaves_no_orphan_and_a_cold_start_follows(
+    plane: Plant, surgeon: Surgeon
+) -> None:
+    await plane.register("a", skeleton_bytes=64 * MIB)
+    await plane.load("a")
+    await save(plane, "a")
+    surgeon.do("restore", '$real "$@" & sleep 0.04; kill -9 $!; wait; exit 9')
+    up = await plane.load("a")
+    assert plane.of_type(InstanceUp)[-1].image is None
+    assert await says(plane, up, "whole") == "You said: whole"
+    record = plane.record(up.instance)
+    ours = {record.holder.pid, record.engine.pid, record.frontend.pid}
+    assert set(plane.processes()) == ours
+    assert [one.pid for one in processes.in_session(record.engine.pid)] == [record.engine.pid]
+
+
+async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:
+    await plane.register("a")
+    await plane.register("b", kv_bytes=2 * MIB)
+    await plane.load("a")
+    await save(plane, "a")
+    surgeon.do("restore", "trap '' TERM; sleep 60")
+    plane.order(Load(model="a"))
+    plane.order(Load(model="b"))
+    await plane.until(lambda: plane.up("b"))
+    assert plane.up("a") is None, "it still waits for CRIU's deadline"
+    neighbour = plane.up("b")
+    assert await says(plane, neighbour, "meanwhile") == "You said: meanwhile"
+    await plane.until(lambda: plane.up("a"))
+    assert plane.of_type(InstanceUp)[-1].image is None
+    assert not any(b"criu" in Path(f"/proc/{pid}/comm").read_bytes() for pid in plane.processes())
+
+
+async def test_an_engine_that_does_not_come_back_in_its_build_fails_the_save_and_a_retry_works(  # N6
+    plane: Plant, surgeon: Surgeon
+) -> None:
+    await plane.register("a")
+    await plane.load("a")
+    surgeon.do("restore", "exit 1")
+    failed = await refused_save(plane, "a")
+    assert failed.code == "restore_failed"
+    image = plane.of_type(ImageFailed)[-1]
+    assert image.step == "build"
+    assert list((plane.data / "images").iterdir()) == [], "no draft is left"
+    surgeon.well()
+    plane.order(RebuildImage(image=image.image))
+    await plane.load("a")
+    await save(plane, "a")
+    assert plane.of_type(ImageBuilt)[-1].image == image.image
+
+
+async def test_a_machine_without_the_memory_does_not_begin_a_restore_and_blames_no_image(
+    house: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    with monkeypatch.context() as poor:
+        poor.setattr(hostmemory, "available_bytes", lambda: 4096)
+        house.order(Load(model="a"))
+        failed = (await house.until(lambda: house.of_type(InstanceFailed)))[-1]
+    assert (failed.step, failed.code) == ("restore", "no_memory")
+    assert "4096" in failed.message and str(manifest(house)[1].size_bytes) in failed.message
+    assert house.processes() == []
+    assert not house.fleet.grants
+    assert house.of_type(ImageFailed) == []
+
+
+async def test_a_restored_engine_that_answers_wrongly_is_never_up_and_a_cold_start_follows(  # C20, N23
+    house: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    right = occupancy.check
+
+    async def wrong_if_restored(local: Any) -> str:
+        if local.restored_from is not None:
+            raise StepFailed("check_mismatch", "the engine answered (1,), it used to answer (2,)")
+        return await right(local)
+
+    monkeypatch.setattr(steps.occupancy, "check", wrong_if_restored)
+    house.order(Load(model="a"))
+    failed = (await house.until(lambda: house.of_type(InstanceFailed)))[-1]
+    assert (failed.step, failed.code) == ("check", "check_mismatch")
+    assert len(house.of_type(InstanceUp)) == 1, "it was never up"
+    image = house.of_type(ImageFailed)[-1]
+    assert (image.step, image.code) == ("check", "check_mismatch")
+    await house.until(lambda: house.fleet.models["a"].set_back)
+    up = await _loaded_again(house, "a")
+    assert house.of_type(InstanceUp)[-1].image is None, "the image is left alone"
+    assert await says(house, up, "right") == "You said: right"
+
+
+async def _loaded_again(plane: Plant, name: str) -> Any:
+    from controlplane.commands import Retry  # noqa: PLC0415
+
+    plane.order(Retry(model=name))
+    return await plane.load(name)
+
+
+async def test_two_dumps_and_then_two_restores_at_once(house: Plant) -> None:
+    await house.register("a", kv_bytes=MIB)
+    await house.register("b", kv_bytes=2 * MIB)
+    before = {name: await says(house, await house.load(name), "as ever") for name in ("a", "b")}
+    for _ in range(2):
+        house.order(Save(model="a"))
+        house.order(Save(model="b"))
+        await house.until(lambda: all(i.rung is Rung.SAVED for i in house.fleet.instances.values()))
+        assert house.processes() == []
+        house.order(Load(model="a"))
+        house.order(Load(model="b"))
+        await house.until(lambda: house.up("a") and house.up("b"))
+        ups = house.of_type(InstanceUp)[-2:]
+        assert len({event.image for event in ups} - {None}) == 2
+        assert {name: await says(house, house.up(name), "as ever") for name in ("a", "b")} == before
+    assert len(house.of_type(ImageBuilt)) == 2
+
+
+async def test_a_save_right_after_a_request_waits_for_its_end(house: Plant) -> None:  # N4
+    house.deadlines = msgspec.structs.replace(house.deadlines, drain=20.0)
+    await house.restart_worker()
+    await house.register("a", tokens_per_s=60)
+    up = await house.load("a")
+    text = "fifty tokens or so, one after the other, slowly"
+    answering = asyncio.create_task(says(house, up, text))
+    await house.until(lambda: _running(house, up.instance))
+    house.order(Save(model="a"))
+    assert house.fleet.operations, "the caller sees an operation"
+    assert await answering == f"You said: {text}"
+    done = (await house.until(lambda: [e for e in house.of_type(OperationSucceeded) if e.kind == "save"]))[-1]
+    assert done.kind == "save"
+    assert house.fleet.instances[up.instance].rung is Rung.SAVED
+
+
+def _running(plane: Plant, instance: str) -> bool:
+    """Whether the frontend has the request on record."""
+    return any(path.stat().st_size for path in (plane.directory(instance).path / "record").glob("*"))
+
+
+async def test_other_weights_are_staged_anew_and_the_image_stays(house: Plant) -> None:  # N21
+    await house.register("a", weight_bytes=4 * MIB)
+    await house.load("a")
+    first = house.of_type(InstanceUp)[-1].weight_set
+    await save(house, "a")
+    spec = house.fleet.models["a"].spec
+    house.order(ReviseModel(spec=msgspec.structs.replace(spec, arguments=spec.arguments | {"weight_bytes": 6 * MIB})))
+    await house.until(lambda: house.fleet.models["a"].facts)
+    await house.load("a")
+    up = house.of_type(InstanceUp)[-1]
+    assert up.weight_set != first
+    assert up.image == manifest(house)[1].image
+    assert house.of_type(ImageFailed) == []
+
+
+async def test_a_worker_that_dies_in_a_build_leaves_no_orphan_and_the_next_one_ends_it(plane: Plant, surgeon: Surgeon) -> None:
+    await plane.register("a")
+    await plane.load("a")
+    surgeon.do("dump", "sleep 0.5")
+    plane.order(Save(model="a"))
+    await plane.until(lambda: list((plane.data / "images").glob("*.draft")))
+    await plane.restart_worker()
+    surgeon.well()
+    await plane.until(lambda: not plane.fleet.operations)
+    plane.order(Stop(model="a"))
+    await plane.until(lambda: not plane.fleet.instances)
+    assert plane.processes() == []
+    assert not plane.fleet.grants
+    up = await _loaded_again(plane, "a")
+    assert await says(plane, up, "again") == "You said: again"
+
+
+@pytest.mark.parametrize("offset_s", [100_000, -60], ids=["booted-earlier", "booted-later"])
+async def test_a_restore_under_another_clock_serves_within_seconds(  # N20
+    house: Plant, monkeypatch: pytest.MonkeyPatch, offset_s: int
+) -> None:
+    spawn = processes.spawn
+
+    def elsewhen(argv: list[str], **options: Any) -> processes.Process:
+        if "worker.holder" in argv:
+            argv = ["unshare", "--time", f"--monotonic={offset_s}", "--fork", "--", *argv]
+        return spawn(argv, **options)
+
+    probe = subprocess.run(["unshare", "--time", "--monotonic=1", "--fork", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("no time namespaces here")
+    await house.register("a", tokens_per_s=200)
+    await house.load("a")
+    await save_one(house, "a")
+    monkeypatch.setattr("worker.holderlink.processes.spawn", elsewhen)
+    up = await house.load("a")
+    event = house.of_type(InstanceUp)[-1]
+    assert event.image is not None
+    assert os.readlink(f"/proc/{up.pid}/ns/time") != os.readlink("/proc/self/ns/time")
+    assert await says(house, up, "what time is it") == "You said: what time is it"
