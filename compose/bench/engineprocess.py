@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from compose.bench.load import PROMPT
 from worker.engines.messages import (
     Ack,
     Connected,
@@ -27,7 +28,6 @@ from worker.engines.wire import Frames, decoder, receive, send
 
 START_S: Final = 300.0
 ANSWER_S: Final = 180.0
-PROMPT: Final = tuple(range(10, 42))
 
 
 class EngineFailed(Exception):

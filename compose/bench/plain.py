@@ -1,10 +1,12 @@
-"""vLLM as it is: `python -m compose.bench.plain MODEL RESULT CYCLES ARGUMENTS LEVELS DEVICE`, its core in a process of its own.
+"""vLLM as it is, its core in a process of its own: `python -m compose.bench.plain MODEL ARGUMENTS DEVICE DESCRIPTOR`.
 
-LEVELS: letters of what is measured: `1` and `2` (cycles of its sleep levels), `t` (tokens/s).
+Asked over the socket that DESCRIPTOR names, a JSON document a line: `{"ask": "tokens" | "many" | "one" | "level", ...}`; each
+is answered by one line. So it can run by turns with what it is compared with. It ends with its asker.
 """
 
 import json
 import os
+import socket
 import statistics
 import sys
 import time
@@ -12,44 +14,49 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compose.bench.engineprocess import PROMPT
+from compose.bench.load import MANY, PROMPT, PROMPTS, TOKENS
 from compose.bench.rows import Row, medians
-from worker import gpus
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments
-
-TOKENS = 64
+from worker.engines.vllm_place import ordinals
 
 
 class Plain:
-    def __init__(self, llm: Any, sampling: Callable[..., Any], cycles: int) -> None:
-        self.llm, self._sampling, self._cycles = llm, sampling, cycles
+    """`llm`: vLLM's. `sampling`: its class of sampling parameters."""
+
+    def __init__(self, llm: Any, sampling: Callable[..., Any]) -> None:
+        self.llm, self._sampling = llm, sampling
+
+    def answer(self, asked: Row) -> Row:
+        match asked:
+            case {"ask": "tokens"}:
+                return {"ids": self.generate([PROMPT], TOKENS)[0]}
+            case {"ask": "many"}:
+                return {"tokens_per_s": MANY * MANY * 1000 / _timed(lambda: self.generate(PROMPTS, MANY))}
+            case {"ask": "one"}:
+                return {"tokens_per_s": MANY * 1000 / _timed(lambda: self.generate([PROMPT], MANY))}
+            case {"ask": "level", "level": int(level), "cycles": int(cycles)}:
+                return self.level(level, cycles)
+            case _:
+                raise ValueError(f"asked {asked}")
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
         sampling = self._sampling(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return [list(one.outputs[0].token_ids) for one in self.llm.generate(asked, sampling, use_tqdm=False)]
 
-    def warm_first_ms(self) -> float:
-        return statistics.median(_timed(lambda: self.generate([PROMPT], 1)) for _ in range(5))
-
-    def throughput(self) -> Row:
-        from compose.bench.swapparts import MANY, PROMPTS  # noqa: PLC0415
-
-        many = [MANY * MANY * 1000 / _timed(lambda: self.generate(PROMPTS, MANY)) for _ in range(5)]
-        return {"many": many, "one": [MANY * 1000 / _timed(lambda: self.generate([PROMPT], MANY)) for _ in range(3)]}
-
-    def level(self, level: int, warm_ms: float) -> Row:
-        rows = [self._cycle(level, warm_ms) for _ in range(self._cycles + 1)]
-        return {"first": rows[0], "median": medians(rows[1:]), "rows": rows}
+    def level(self, level: int, cycles: int) -> Row:
+        """Cycles of one of its sleep levels, a first one apart, and whether it still says the same."""
+        said = self.generate([PROMPT], TOKENS)
+        warm_ms = statistics.median(_timed(lambda: self.generate([PROMPT], 1)) for _ in range(5))
+        rows = [self._cycle(level, warm_ms) for _ in range(cycles + 1)]
+        same = self.generate([PROMPT], TOKENS) == said
+        return {"first": rows[0], "median": medians(rows[1:]), "rows": rows, "same_tokens": same}
 
     def _cycle(self, level: int, warm_ms: float) -> Row:
         sleep_ms = _timed(lambda: self.llm.sleep(level))
-        wake_ms = _timed(self._wake if level == 1 else self._wake_and_load)
+        wake_ms = _timed(self.llm.wake_up if level == 1 else self._wake_and_load)
         added_ms = max(_timed(lambda: self.generate([PROMPT], 1)) - warm_ms, 0)
         return {"cycle_ms": sleep_ms + wake_ms + added_ms, "sleep_ms": sleep_ms, "wake_ms": wake_ms, "added_ms": added_ms}
-
-    def _wake(self) -> None:
-        self.llm.wake_up()
 
     def _wake_and_load(self) -> None:
         self.llm.wake_up(["weights"])
@@ -65,24 +72,22 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    model, result, cycles, arguments, levels, device = sys.argv[1:7]
+    model, arguments, device, descriptor = sys.argv[1:5]
     os.environ.update(ENVIRONMENT)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(next(one.index for one in gpus.gpus() if one.uuid == device))
-    begun = time.monotonic()
+    devices = tuple(device.split(","))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ordinals(devices)
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - the environment counts when it is imported
 
-    plain = Plain(LLM(**engine_arguments(Path(model), json.loads(arguments), bare=False)), SamplingParams, int(cycles))
-    rows: Row = {"start_s": time.monotonic() - begun, "tokens": plain.generate([PROMPT], TOKENS)[0]}
-    rows["warm_first_token_ms"] = warm_ms = plain.warm_first_ms()
-    if "t" in levels:
-        rows["throughput"] = plain.throughput()
-    for level in (1, 2):
-        if str(level) in levels:
-            rows[f"level{level}"] = plain.level(level, warm_ms)
-            rows[f"level{level}"]["same_tokens"] = plain.generate([PROMPT], TOKENS)[0] == rows["tokens"]
-    Path(result).write_text(json.dumps(rows))
+    chosen = engine_arguments(Path(model), json.loads(arguments), bare=False, ranks=len(devices))
+    chosen.pop("worker_extension_cls", None)
+    plain = Plain(LLM(**chosen), SamplingParams)
+    plain.generate([PROMPT], TOKENS)
+    with socket.socket(fileno=int(descriptor)) as asker, asker.makefile("rw", encoding="utf-8") as lines:
+        print(json.dumps({"ready": True}), file=lines, flush=True)
+        for line in lines:
+            print(json.dumps(plain.answer(json.loads(line))), file=lines, flush=True)
     plain.llm.llm_engine.engine_core.shutdown()
     os._exit(0)
 

@@ -27,6 +27,8 @@ AGAINST: Final = ("vllm-l1", "vllm-l2", "vllm-b")
 MORE: Final = ("switches", "newcomer", "throughput", "artefacts")
 """Parts that are measured unless others are named; cycles always are."""
 
+Part = Callable[[str, Callable[[], Row]], None]
+
 
 @click.command()
 @click.option("--shape", default="8b", show_default=True, metavar="NAME|DIR",
@@ -114,20 +116,31 @@ def measure(setting: Setting, others: list[str], more: list[str], file: Path | N
             part("switches", lambda: swap_of.switches(resident=False))
             if setting.devices and setting.ranks == 1:
                 part("switches, both resident", lambda: swap_of.switches(resident=True))
-        if "throughput" in more and setting.devices:
-            part("throughput", swap_of.throughput)
-        if "newcomer" in more and setting.devices:
-            part("newcomer", swap_of.newcomer)
-        for engine in scene.engines:
-            engine.end()
-        if "artefacts" in more and setting.devices:
-            part("artefacts", swap_of.artefacts)
-        letters = "".join(name[-1] for name in others if name != "vllm-b") + ("t" if "throughput" in more and others else "")
-        if letters:
-            part("plain vLLM", lambda: swap_of.plain("a", letters))
-        if "vllm-b" in others and len(scene.sources) > 1:
-            part("plain vLLM, b", lambda: swap_of.plain("b", ""))
+        _beside(swap_of, part, setting, others, more)
     return rows
+
+
+def _beside(swap_of: SwapParts, part: Part, setting: Setting, others: list[str], more: list[str]) -> None:
+    """What needs a GPU and compares: with plain vLLM, with a second engine, with starts."""
+    if not setting.devices:
+        return
+    try:
+        if others and set(others) != {"vllm-b"}:
+            part("plain vLLM", swap_of.start_plain)
+        if "throughput" in more:
+            part("throughput", swap_of.throughput)
+        for level in (1, 2):
+            if f"vllm-l{level}" in others:
+                part(f"plain vLLM, level {level}", lambda level=level: swap_of.level(level))  # type: ignore[misc]
+    finally:
+        swap_of.end()
+    if "newcomer" in more:
+        part("newcomer", swap_of.newcomer)
+    swap_of.engine.end()
+    if "artefacts" in more:
+        part("artefacts", swap_of.artefacts)
+    if "vllm-b" in others and len(swap_of.scene.sources) > 1:
+        part("plain vLLM, b", swap_of.plain_b)
 
 
 def _devices(shape: str, number: int) -> tuple[gpus.Gpu, ...]:

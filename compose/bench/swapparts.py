@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from compose.bench.engineprocess import EngineProcess, Generated
+from compose.bench.load import MANY, PROMPTS, TOKENS
+from compose.bench.plainprocess import PlainProcess
 from compose.bench.rows import Row, medians
 from compose.bench.scene import Scene
 from pool.client import Attachment
@@ -17,11 +19,6 @@ from pool.devicelink import attach_device
 from worker import gpus
 from worker.engines.messages import Attach, Detach, Drain, Health, Sleep, Wake
 
-TOKENS: Final = 64
-MANY: Final = 256
-"""Sequences at once, and tokens of each, of a throughput."""
-PLAIN_S: Final = 600.0
-PROMPTS: Final = tuple((5 + number, 7, 9) for number in range(MANY))
 _BUS: Final = """
 import torch, time, json
 h = torch.empty(2 << 30, dtype=torch.uint8, pin_memory=True); d = torch.empty_like(h, device="cuda"); r = []
@@ -39,6 +36,7 @@ class SwapParts:
         self.tokens: dict[str, tuple[int, ...]] = {}
         """Greedy ids of each checkpoint, as the first engine gave them."""
         self._engine: EngineProcess | None = None
+        self._plain: PlainProcess | None = None
 
     @property
     def engine(self) -> EngineProcess:
@@ -109,12 +107,50 @@ class SwapParts:
 
     # ---- beside it ------------------------------------------------------------------------------------------
 
+    def start_plain(self) -> Row:
+        """vLLM as it is, on the same GPU, with a checkpoint of its own copy: it stays for what is compared with it."""
+        self._plain = PlainProcess(
+            self.scene.setting.work, self.scene.sources["a"], self.scene.device, self.scene.arguments
+        )  # fmt: skip
+        return {"start_s": self.plain.start_s, "same_tokens_as_ours": self._as_ours(self.plain, "a")}
+
+    @property
+    def plain(self) -> PlainProcess:
+        if self._plain is None:
+            raise RuntimeError("plain vLLM did not start")
+        return self._plain
+
     def throughput(self) -> Row:
-        """Tokens/s of the engine's process, at many sequences and at one."""
+        """Tokens/s at many sequences and at one; by turns with plain vLLM, if that is there."""
+        found: Row = {"many": [], "one": [], "plain_many": [], "plain_one": []}
         with self._up("a") as engine:
-            runs = [engine.generate_all(PROMPTS, MANY) for _ in range(5)]
-            alone = [engine.generate(MANY) for _ in range(3)]
-        return {"many": [MANY * MANY / _seconds(run) for run in runs], "one": [MANY / _seconds([run]) for run in alone]}
+            engine.generate_all(PROMPTS, MANY)  # what is compiled, and memory taken, at the first time
+            for kind, times in (("many", 5), ("one", 3)):
+                for _ in range(times):
+                    run = engine.generate_all(PROMPTS if kind == "many" else PROMPTS[:1], MANY)
+                    found[kind].append(len(run) * MANY / _seconds(run))
+                    if self._plain is not None:
+                        found[f"plain_{kind}"].append(self._plain.ask(kind)["tokens_per_s"])
+        return found
+
+    def level(self, level: int) -> Row:
+        """Cycles of plain vLLM's own sleep."""
+        return self.plain.ask("level", level=level, cycles=self.scene.setting.cycles)
+
+    def plain_b(self) -> Row:
+        """A fresh vLLM on the second checkpoint."""
+        plain = PlainProcess(self.scene.setting.work, self.scene.sources["b"], self.scene.device, self.scene.arguments)
+        try:
+            return {"start_s": plain.start_s, "same_tokens_as_ours": self._as_ours(plain, "b")}
+        finally:
+            plain.end()
+
+    def _as_ours(self, plain: PlainProcess, name: str) -> bool:
+        return tuple(plain.ask("tokens")["ids"]) == self.tokens.get(name)
+
+    def end(self) -> None:
+        if self._plain is not None:
+            self._plain.end()
 
     def newcomer(self) -> Row:
         """A second engine that reads no weights, on the memory of the first."""
@@ -146,19 +182,6 @@ class SwapParts:
             engine.end()
             found[name] = engine.ready_s
         return {"start_s": found, "bytes": sum(file.stat().st_size for file in place.rglob("*") if file.is_file())}
-
-    def plain(self, name: str, levels: str) -> Row:
-        """vLLM as it is, its engine core in a process of its own. levels: `1`, `2` (its sleeps), `t` (throughput)."""
-        work = self.scene.setting.work
-        result = work / f"plain-{name}.json"
-        argv = [sys.executable, "-m", "compose.bench.plain", str(self.scene.sources[name]), str(result)]
-        argv += [str(self.scene.setting.cycles), json.dumps(self.scene.arguments), levels, self.scene.device]
-        run = subprocess.run(argv, capture_output=True, text=True, timeout=PLAIN_S, check=False)
-        if not result.exists():
-            raise RuntimeError(run.stdout[-1500:] + run.stderr[-2500:])
-        row: Row = json.loads(result.read_text())
-        row["same_tokens_as_ours"] = tuple(row.pop("tokens")) == self.tokens.get(name)
-        return row
 
     # ---- within ---------------------------------------------------------------------------------------------
 

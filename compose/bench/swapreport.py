@@ -77,12 +77,11 @@ def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]
         yield "switch", _switch(parts["switches"]), ""
     if "switches, both resident" in parts:
         yield "switch, both resident", _switch(parts["switches, both resident"]), f"goal {RESIDENT_MS} ms"
-    plain = parts.get("plain vLLM", {})
     for level in (1, 2):
-        if f"level{level}" in plain and cycle:
-            theirs = plain[f"level{level}"]["median"]["cycle_ms"][0]
+        if (plain := parts.get(f"plain vLLM, level {level}")) and cycle:
+            theirs = plain["median"]["cycle_ms"][0]
             yield f"plain vLLM, level {level}", f"{theirs:.0f} ms", f"{theirs / cycle['cycle_ms'][0]:.1f} x ours"
-    yield from _speeds(parts.get("throughput"), plain.get("throughput"))
+    yield from _speeds(parts.get("throughput"))
     if "newcomer" in parts:
         one = parts["newcomer"]
         beside = f"its weights are there: {one['bytes_copied']} bytes copied, attach {one['attach_ms']:.0f} ms"
@@ -91,15 +90,15 @@ def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]
         starts = parts["artefacts"]["start_s"]
         beside = f"{starts['without']:.1f} s without what an earlier start has worked out"
         yield "start that finds artefacts", f"{starts['with']:.1f} s", beside
-    if "start_s" in plain:
-        yield "start of plain vLLM", f"{plain['start_s']:.1f} s", "reads its weights"
+    if "plain vLLM" in parts:
+        yield "start of plain vLLM", f"{parts['plain vLLM']['start_s']:.1f} s", "reads its weights"
 
 
-def _speeds(ours: Row | None, theirs: Row | None) -> Iterator[tuple[str, str, str]]:
+def _speeds(found: Row | None) -> Iterator[tuple[str, str, str]]:
     for key, what in (("many", "tokens/s, many sequences"), ("one", "tokens/s, one sequence")):
-        if ours is not None:
-            mine = statistics.median(ours[key])
-            other = statistics.median(theirs[key]) if theirs else 0
+        if found is not None:
+            mine, theirs = statistics.median(found[key]), found[f"plain_{key}"]
+            other = statistics.median(theirs) if theirs else 0
             beside = f"{mine / other:.1%} of plain vLLM's {other:.0f}, its core in a process of its own" if other else ""
             yield what, f"{mine:.0f}", beside
 

@@ -70,11 +70,8 @@ def test_goals_follow_from_the_bytes_and_the_bus_of_the_same_run(capsys: pytest.
         "parts": {
             "bus": {"bytes_per_s": [50e9, 49e9, 51e9]},
             "cycles a": {"median": {**ms, "cycle_ms": [390.0, 380, 400], "copy_ms": [310.0, 1, 1], "bytes_copied": [15e9, 1]}},
-            "throughput": {"many": [980.0, 990.0, 970.0], "one": [10.0]},
-            "plain vLLM": {
-                "start_s": 30.0, "throughput": {"many": [1000.0], "one": [10.0]},
-                "level1": {"median": {"cycle_ms": [780.0, 1, 1]}},
-            },
+            "throughput": {"many": [980.0, 990.0, 970.0], "one": [10.0], "plain_many": [1000.0], "plain_one": []},
+            "plain vLLM": {"start_s": 30.0}, "plain vLLM, level 1": {"median": {"cycle_ms": [780.0, 1, 1]}},
         },
     }  # fmt: skip
     swapreport.show(rows)
