@@ -16,7 +16,7 @@ from pool.client import Attachment, PoolRefused
 from pool.devicelink import attach_device
 from worker import gpus, processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of
-from worker.cuda.surgeon import CudaState
+from worker.cuda.surgeon import CudaState, exchanged
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health, Moved
 from worker.failure import StepFailed
@@ -118,7 +118,7 @@ async def up(local: LocalInstance) -> None:
 async def _back(local: LocalInstance, where: Theatre) -> None:
     record, deadline_s = local.record, local.site.deadlines.cuda_restore
     was = record.left_device or record.device
-    devices = {was: record.device, record.device: was} if was and record.device and was != record.device else {}
+    devices = exchanged(was, record.device, [known.device for known in local.site.plane.devices if known.kind == "gpu"])
     operation = await Operation.prepare(where, UP, devices=devices)
     await operation.carry_out((await _pid(local),), deadline_s * OUR_SHARE)
     await release(local, deadline_s)

@@ -78,7 +78,8 @@ class LocalInstance:
             return
         alive = instancedir.living(record)
         self.note(present=True, checked=record.checked, woken_for=Goal(*record.woken) if record.woken else None)
-        self.note(own_layout=record.kind in OWN_LAYOUT)
+        bound = record.kind in OWN_LAYOUT or record.pretends
+        self.note(own_layout=record.kind in OWN_LAYOUT, device=record.device if bound else None)
         for role, process in alive.items():
             self.watch(role, process)
         await self._adopt_holder(record)

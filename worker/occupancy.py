@@ -65,7 +65,7 @@ async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
     finally:
         cells.close()
     local.directory.edit(device=grant.device, ranks=ranks if len(ranks) > 1 else ())
-    local.note(grant=held.grant)
+    local.note(grant=held.grant, device=grant.device if local.seen.own_layout or record.pretends else None)
 
 
 async def drop_cells(local: LocalInstance) -> None:

@@ -120,6 +120,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     own_layout: bool = False
     """Whether the pool has its weights from the skeleton itself, on a device: then cells come before the engine. Known once
     the source is prepared, or the engine was started."""
+    device: str | None = None
+    """Where its cells are or were last, of a skeleton that holds a GPU or pretends to: to go elsewhere it is taken off it."""
     loaded: bool = False
     """Whether the engine has weights in memory of its own, beside what is attached."""
     filled: str | None = None
@@ -162,11 +164,19 @@ def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
     moves = [*_ready(seen, goal, mapped=mapped), *_skeleton(seen, goal, d.grant)]
     if moves:
         return tuple(moves)
+    if _elsewhere(wanted, seen):
+        return tuple(_leave(seen)) or (Move(StepName.CHECKPOINT if seen.verified else StepName.VERIFY),)
     if not mapped and (moves := _remap(seen, goal, d.grant)):
         return tuple(moves)
     if not seen.checked:
         return (Move(StepName.CHECK, goal),)
     return (Move(StepName.SERVE, goal, d.grant),)
+
+
+def _elsewhere(wanted: Wanted, seen: Observed) -> bool:
+    """Whether its skeleton is on another GPU than its cells: off that one then, and from there to the other."""
+    grant = wanted.grant
+    return grant is not None and not wanted.gang and seen.device not in (None, grant.device)
 
 
 def _ready(seen: Observed, goal: Goal, *, mapped: bool) -> list[Move]:

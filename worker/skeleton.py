@@ -70,7 +70,9 @@ async def start_engine(local: LocalInstance) -> None:
         kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, **pretence(spec.engine, spec.arguments)
     )
     local.watch("engine", held.engine)
-    local.note(engine=EngineState.STARTING, checked=False, woken_for=None, verified=not local.seen.own_layout)
+    own_layout = local.seen.own_layout
+    device = local.seen.device if own_layout else None
+    local.note(engine=EngineState.STARTING, checked=False, woken_for=None, verified=not own_layout, device=device)
 
 
 def _on_device(local: LocalInstance) -> tuple[str, ...]:

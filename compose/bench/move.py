@@ -19,6 +19,7 @@ from compose.bench.shapes import SHAPES
 from compose.refusal import EnvironmentRefusal
 from worker import gpus
 from worker.cuda.operation import Theatre, operate
+from worker.cuda.surgeon import exchanged
 from worker.engines.messages import Attach, Detach, Drain, Health, Moved, Sleep, Wake
 
 TOKENS: Final = 64
@@ -83,7 +84,7 @@ def _move(engine: EngineProcess, attach: Attach, devices: tuple[gpus.Gpu, ...], 
     warm_ms = min(engine.generate(1).first_ms for _ in range(3))
     begun = time.monotonic()
     down = sum(engine.timed(order)[1] for order in (Drain(deadline_ms=5000), Sleep(), Detach()))
-    mapping = {one.uuid: one.uuid for one in devices} | {source.uuid: target.uuid, target.uuid: source.uuid}
+    mapping = exchanged(source.uuid, target.uuid, [one.uuid for one in devices])
     pid, verbs = engine.process.pid, ("lock", "checkpoint", "restore", "unlock")
     said = asyncio.run(operate(Theatre(), (pid,), verbs, deadline_s=STEP_S, devices=mapping))
     took = {one.verb: one.took_ms for one in said}

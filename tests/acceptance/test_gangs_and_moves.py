@@ -17,7 +17,7 @@ from worker.processes import in_session
 
 PAIR = fake("pair", weight_bytes=2 << 20, tokens_per_s=100).replace("share = 1", "share = { gpus = 2 }")
 LAME = fake("lame", fail="rank_wake:1").replace("share = 1", "share = { gpus = 2 }")
-SETTINGS = NODE + PAIR + LAME + fake("one", share=0.5, tokens_per_s=100)
+SETTINGS = NODE + PAIR + LAME + fake("one", share=0.5, tokens_per_s=100) + fake("card", share=0.5, tokens_per_s=100, gpu=True)
 TEXT = "a stream that must not lose a letter, nor say one twice; " * 2
 
 
@@ -101,6 +101,23 @@ async def test_a_live_model_moves_and_who_comes_meanwhile_is_served(plane: Plane
     up = told[1]
     assert isinstance(up, InstanceUp)
     assert {"drain", "sleep", "detach", "verify", "drop_cells", "take_cells", "attach", "wake"} <= {s.name for s in up.steps}
+
+
+async def test_what_holds_a_gpu_is_taken_off_it_on_the_way(plane: PlaneUnderTest) -> None:
+    expected = await plane.chat("card", TEXT)
+    before, fleet = await plane.serving("card"), await plane.fleet()
+    target = next(device for device in fleet.devices.values() if device.device != before.device)
+    engine, head = plane.part(before.instance, "engine"), await plane.head()
+    assert plane.cli("move", before.instance, "--to", target.device).returncode == 0
+    after = await plane.serving("card")
+    assert (after.instance, after.device) == (before.instance, target.device)
+    assert engine.alive, "the same process"
+    (up,) = [one.event for one in await plane.events("InstanceUp", after=head)]
+    assert isinstance(up, InstanceUp)
+    names = [step.name for step in up.steps]
+    order = ["sleep", "detach", "verify", "checkpoint", "drop_cells", "take_cells", "cuda_restore", "attach", "wake", "serve"]
+    assert [name for name in names if name in order] == order
+    assert await plane.chat("card", TEXT) == expected
 
 
 async def test_moves_that_cannot_be_are_refused_with_a_reason(plane: PlaneUnderTest) -> None:

@@ -1,6 +1,6 @@
 """What can be done to the CUDA state of another process, whoever does it: the driver, or its twin where there is no GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -48,3 +48,10 @@ class Surgeon(Protocol):
 
     def state(self, pid: int) -> CudaState:
         """Where it is."""
+
+
+def exchanged(old: str | None, new: str | None, others: Iterable[str]) -> dict[str, str]:
+    """Which GPU takes whose place at a restore: a bijection over all that the machine has, whichever the process sees."""
+    if not old or not new or old == new:
+        return {}
+    return {one: one for one in others} | {old: new, new: old}

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from controlplane.rungs import Rung
 from tests.unit.worker.test_plan import ASLEEP, CONNECTED, UP, UP_A, A, steps, walk, wanted
+from worker.cuda.surgeon import exchanged
 from worker.plan import EngineState, Observed, StepName, plan
 
 OFF = replace(ASLEEP, engine=EngineState.CHECKPOINTED, own_layout=True)
@@ -70,3 +71,27 @@ def test_it_is_asked_nothing_but_to_come_back_or_to_end(seen: Observed) -> None:
 
 def test_it_ends_at_once() -> None:
     assert walk(wanted(Rung.COLD), OFF) == [StepName.END_ENGINE, StepName.CLEAR]
+
+
+def test_a_skeleton_on_another_gpu_is_taken_off_it_and_comes_back_on_the_one_of_its_cells() -> None:
+    there = replace(UP, own_layout=True, device="old", grant=6)
+    assert steps(UP_A, there) == [StepName.STOP_SERVING]
+    idle = replace(there, serving=None, awake=False, attached=None, drained=True)
+    assert steps(UP_A, idle) == [StepName.VERIFY]
+    assert steps(UP_A, replace(idle, verified=True)) == [StepName.CHECKPOINT]
+    off = replace(idle, verified=True, engine=EngineState.CHECKPOINTED)
+    assert steps(UP_A, off) == [StepName.DROP_CELLS], "the old ones only when nothing of it is there any more"
+    assert steps(UP_A, replace(off, grant=None)) == [StepName.TAKE_CELLS]
+    assert steps(UP_A, replace(off, grant=7, device="d")) == [StepName.CUDA_RESTORE, StepName.FILL]
+    assert steps(UP_A, replace(off, grant=7, device="d", engine=EngineState.CONNECTED, filled="ws_a")) == [StepName.ATTACH]
+
+
+def test_a_skeleton_that_holds_no_gpu_just_changes_its_cells() -> None:
+    there = replace(UP, grant=6)
+    assert StepName.CHECKPOINT not in walk(UP_A, there)
+
+
+def test_gpus_change_places_among_all_that_the_machine_has() -> None:
+    assert exchanged("a", "b", ["a", "b", "c"]) == {"a": "b", "b": "a", "c": "c"}
+    assert exchanged("a", "a", ["a", "b"]) == {}
+    assert exchanged(None, "a", []) == {}
