@@ -71,11 +71,18 @@ class PlaneFigures(Collector):
             beat = self._view.beats.get(device.node)
             if beat is not None and device.device in beat.device_bytes:
                 size.add_metric([device.name, "used"], beat.device_bytes[device.device])
+        owned = _gauge("device_owner_bytes", "Memory of a GPU in use, by owner", "device", "owner")
+        for device in fleet.devices.values():
+            beat = self._view.beats.get(device.node)
+            if beat is not None and (owners := beat.owners.get(device.device)) is not None:
+                for owner in ("skeletons", "kv", "own_weights", "pool_context", "pool_sets", "driver"):
+                    owned.add_metric([device.name, owner], getattr(owners, owner))
+                owned.add_metric([device.name, "foreign"], sum(owners.foreign.values()))
         pool = _gauge("pool_bytes", "Host pool of a node", "node", "kind")
         for beat in self._view.beats.values():
             pool.add_metric([beat.node, "used"], beat.pool_used_bytes)
             pool.add_metric([beat.node, "budget"], beat.pool_budget_bytes)
-        yield from (cells, size, pool)
+        yield from (cells, size, owned, pool)
         yield from self._requests()
 
     def _requests(self) -> Iterator[Metric]:

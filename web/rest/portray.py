@@ -32,7 +32,8 @@ def devices(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.DeviceVi
         shown.append(
             shapes.DeviceView(
                 device=device.device, name=device.name, node=device.node, kind=device.kind, size_bytes=device.size_bytes,
-                used_bytes=beat.device_bytes.get(device.device) if beat else None, cells=CELLS,
+                used_bytes=beat.device_bytes.get(device.device) if beat else None,
+                owners=beat.owners.get(device.device) if beat else None, cells=CELLS,
                 free_cells=CELLS - sum(grant.cells for grant in grants),
                 grants=[
                     shapes.CellsView(

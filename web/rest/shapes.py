@@ -4,6 +4,7 @@ import msgspec
 
 from controlplane.rungs import Activity, Rung
 from controlplane.spec import ModelFacts, ModelSpec
+from controlplane.subjects import DeviceBytes
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,8 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     used_bytes: int | None
     """Measured; None: no beat yet."""
+    owners: DeviceBytes | None
+    """Of a GPU: whose these are, as its driver tells processes apart."""
     cells: int
     free_cells: int
     grants: list[CellsView]

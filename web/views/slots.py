@@ -1,12 +1,12 @@
 """The slot map: each device's eight cells, who holds which run of them, and whose bytes fill it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from controlplane.fleet import Device, Fleet, Grant
 from controlplane.spec import CELLS
-from controlplane.subjects import NodeBeat
+from controlplane.subjects import DeviceBytes, NodeBeat
 from web.views.figures import percent, rate, share, size
 from web.views.hues import hues
 from web.views.standing import Standing, beat_of, shown_model, standing
@@ -128,20 +128,36 @@ def _held(fleet: Fleet, beats: Mapping[str, NodeBeat], grant: Grant, device: Dev
 
 def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held: list[Held]) -> tuple[Segment, ...]:
     """Mapped weights and private bytes of the holders (as reported), other measured bytes, and what is left."""
+    beat = beats.get(device.node)
+    if beat is not None and (owners := beat.owners.get(device.device)) is not None:
+        return _drawn(_owned(owners), device.size_bytes)
     mapped = private = 0
     for run in held:
         instance = fleet.instances[run.instance]
         weights = instance.bytes_mapped // max(1, len(instance.gang))
         mapped += weights
         private += max(run.bytes_used - weights, 0)
-    beat = beats.get(device.node)
     measured = beat.device_bytes.get(device.device) if beat else None
     others = max((measured or 0) - mapped - private, 0)
-    free = max(device.size_bytes - mapped - private - others, 0)
     parts = (("mapped", "mapped weights", mapped), ("private", "private", private), ("others", "sleepers and others", others))
+    return _drawn(parts, device.size_bytes)
+
+
+def _owned(owners: DeviceBytes) -> tuple[tuple[str, str, int], ...]:
+    """A GPU's, whose driver tells processes apart."""
+    foreign = "".join(f", pid {pid} of somebody else's {size(taken)}" for pid, taken in sorted(owners.foreign.items()))
+    return (
+        ("mapped", "weights", owners.pool_sets),
+        ("private", f"skeletons {size(owners.skeletons)} and KV", owners.skeletons + owners.kv + owners.own_weights),
+        ("others", f"pool's context and driver{foreign}", owners.pool_context + owners.driver + sum(owners.foreign.values())),
+    )
+
+
+def _drawn(parts: Sequence[tuple[str, str, int]], whole: int) -> tuple[Segment, ...]:
+    free = max(whole - sum(amount for _, _, amount in parts), 0)
     segments, left = [], 0.0
     for kind, words, amount in (*parts, ("free", "free", free)):
-        width = min(percent(amount, device.size_bytes), 100 - left)
+        width = min(percent(amount, whole), 100 - left)
         segments.append(Segment(kind=kind, words=words, size_bytes=amount, left=round(left, 2), width=round(width, 2)))
         left += width
     return tuple(segments)
