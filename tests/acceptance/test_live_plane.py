@@ -27,7 +27,12 @@ async def test_an_operator_works_with_the_page(start_plane: Callable[..., PlaneU
         await expect(page.locator(".run.held .name")).to_have_text("alpha")
         await expect(page.locator(".sets")).to_contain_text("alpha")
 
-        await plane.chat("alpha")
+        tried = page.locator("section:has(form[data-try])")
+        await tried.get_by_label("Message").fill("what is <b>bold</b>?")
+        await tried.get_by_role("button", name="Send").click()
+        await expect(tried.locator("[data-text]")).to_contain_text("what is <b>bold</b>?")
+        await expect(tried.locator("[data-figures]")).to_contain_text("first token after")
+        await expect(tried.get_by_role("button")).to_have_text("Send")
         await expect(page.locator("#requests tbody tr").first.locator(".pill")).to_have_text("finished")
         await page.locator("#requests tbody a").first.click()
         await expect(page.locator("h1")).to_contain_text("Request req_")

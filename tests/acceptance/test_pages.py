@@ -21,6 +21,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
+OUTSIDE = """panels => panels.flatMap(panel => [...panel.querySelectorAll("button:not([hidden]), input, select, dd, span.num")]
+  .filter(one => one.getBoundingClientRect().right > panel.getBoundingClientRect().right + 1).map(one => one.outerHTML))"""
+"""What sticks out of its panel; beside another one that does not widen the page."""
+
+
 @pytest.fixture(name="plane")
 def _plane() -> StagedPlane:
     return busy(StagedPlane(time.time_ns() // 1_000_000))
@@ -145,6 +150,7 @@ async def test_no_width_scrolls_sideways(house: Stagehouse, browser: Browser, pa
         for width in (320, 390, 768, 1080, 1280, 2200):
             await page.set_viewport_size({"width": width, "height": 800})
             assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
+            assert await page.locator(".panel").evaluate_all(OUTSIDE) == [], width
         assert complaints == []
 
 

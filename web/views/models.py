@@ -135,7 +135,8 @@ def _state(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: list[
         return State(tone="sleep", words=found.words, since_ms=found.since_ms)
     if any(i.rung is Rung.SLEEP and i.configuration == model.facts.configuration for i in fleet.instances.values()):
         return State(tone="sleep", words="skeleton asleep", message="wakes from a skeleton it shares")
-    return State(tone="cold", words="cold")
+    on_disk = any(i.state == "ok" and i.configuration == model.facts.configuration for i in fleet.images.values())
+    return State(tone="cold", words="cold", message="comes up from its skeleton on disk" if on_disk else "")
 
 
 def _actions(fleet: Fleet, model: Model, state: State, own: list[Instance]) -> tuple[Action, ...]:
@@ -153,20 +154,20 @@ def _actions(fleet: Fleet, model: Model, state: State, own: list[Instance]) -> t
         load = "it is on its way up"
     elif is_up:
         load = "it is up"
-    return (
+    actions = [
         Action(verb="load", label="Load", why_not=load, operation=pending.get("load")),
         Action(verb="sleep", label="Sleep", why_not="" if is_up else "it is not up", operation=pending.get("sleep")),
-        Action(
-            verb="checkpoint",
-            label="Checkpoint",
-            why_not=_why_not_checkpointed(fleet, own),
-            operation=pending.get("checkpoint"),
-        ),
         Action(verb="save", label="Save", why_not=_why_not_saved(fleet, own), operation=pending.get("save")),
         *_moves(fleet, model, own, pending.get("move")),
         Action(verb="stop", label="Stop", why_not="" if own else "it has no process", operation=pending.get("stop")),
-        Action(verb="retry", label="Retry", why_not="" if blocked else "nothing has failed", operation=pending.get("retry")),
-    )
+    ]
+    if any(device.kind == "gpu" for device in fleet.devices.values()):  # elsewhere it is never possible
+        why_not = _why_not_checkpointed(fleet, own)
+        checkpoint = Action(verb="checkpoint", label="Checkpoint", why_not=why_not, operation=pending.get("checkpoint"))
+        actions.insert(2, checkpoint)
+    if blocked or "retry" in pending:
+        actions.insert(0, Action(verb="retry", label="Retry", operation=pending.get("retry")))
+    return tuple(actions)
 
 
 def _moves(fleet: Fleet, model: Model, own: list[Instance], pending: str | None) -> tuple[Action, ...]:

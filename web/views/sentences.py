@@ -53,7 +53,13 @@ from controlplane.events import (
     WeightsDropped,
     WeightsStaged,
 )
+from controlplane.rungs import Rung
 from web.views.figures import share, short, size, span
+from web.views.standing import CAUSES
+
+GOALS = {"sleep": "asleep", "checkpoint": "off its device", "saved": "on disk", "cold": "gone"}
+"""Rungs as an instance's goal, where it serves no model there."""
+ORIGINS = {"settings": "the settings file", "api": "the API"}
 
 
 def sentence(event: AnyEvent) -> str:
@@ -88,9 +94,9 @@ def _of_instances(event: AnyEvent) -> str:
         case InstanceCreated() as e:
             return f"new on {e.node}, configuration {short(e.configuration)}"
         case InstanceDirected() as e:
-            goal = f"{e.rung.value} with {e.model}" if e.model else e.rung.value
-            room = f", makes room for {e.victim_of}" if e.victim_of else ""
-            return f"to {goal} ({e.code}{room})"
+            goal = f"serve {e.model}" if e.rung is Rung.UP else f"be {GOALS.get(e.rung.value, e.rung.value)}"
+            why = f"makes room for {e.victim_of}" if e.victim_of else CAUSES.get(e.code, e.code)
+            return f"{short(e.instance)} is to {goal}: {why}"
         case InstanceUp() as e:
             return f"serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
         case InstanceSlept() as e:
@@ -102,6 +108,8 @@ def _of_instances(event: AnyEvent) -> str:
             return f"saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
         case InstanceEnded() as e:
             return f"process ended after {span(e.took_ms)}"
+        case InstanceFailed(code="lost") as e:
+            return f"{short(e.instance)} was gone when its worker started"
         case InstanceFailed() as e:
             return f"failed at {e.step or e.rung.value} ({e.code}): {e.message}"
         case InstanceOverdue() as e:
@@ -120,19 +128,19 @@ def _of_instances(event: AnyEvent) -> str:
 def _of_models(event: AnyEvent) -> str:
     match event:
         case ModelRegistered() as e:
-            return f"registered from {e.origin}, {e.spec.engine}"
+            return f"{e.model}, from {ORIGINS.get(e.origin, e.origin)}, engine {e.spec.engine}"
         case ModelRevised() as e:
-            return f"revision {e.revision}: {', '.join(e.fields)}{'' if e.hard else ' (at once)'}"
-        case ModelRetired():
-            return "retired"
+            return f"{e.model}, revision {e.revision}: {', '.join(e.fields)}{'' if e.hard else ' (at once)'}"
+        case ModelRetired() as e:
+            return f"{e.model} takes no new requests"
         case ModelInspected() as e:
-            return f"{e.facts.architecture}, {size(e.facts.weight_bytes)} of weights, seen by {e.inspected_by}"
+            return f"{e.model}: {e.facts.architecture}, {size(e.facts.weight_bytes)} of weights, seen by {e.inspected_by}"
         case ModelRejected() as e:
-            return f"rejected ({e.code}): {e.message}"
+            return f"{e.model} rejected ({e.code}): {e.message}"
         case ModelSetBack() as e:
-            return f"backs off after failure {e.failures} ({e.code}): {e.message}"
-        case ModelCleared():
-            return "may start again"
+            return f"{e.model} backs off after failure {e.failures} ({e.code}): {e.message}"
+        case ModelCleared() as e:
+            return f"{e.model} may start again"
         case ConfigurationFound() as e:
             return f"{e.engine}, {e.architecture}"
         case SkeletonMeasured() as e:

@@ -18,6 +18,16 @@ CAUSES = {
 """Directive code -> why, as it reads after a colon."""
 
 
+STEPS = {
+    "prepare": "preparing its source", "stage": "reading weights", "deposit": "laying out weights",
+    "connect": "starting the engine",
+    "start_holder": "starting the engine", "start_engine": "starting the engine", "restore": "restoring from disk",
+    "cuda_restore": "back onto the GPU", "fill": "filling the device", "build": "writing to disk", "wake": "mapping weights",
+    "check": "checking an answer", "serve": "opening to requests", "drain": "letting requests finish",
+}  # fmt: skip
+"""Steps of a worker, as a person reads them; others are shown by their names."""
+
+
 class Progress(msgspec.Struct, frozen=True):
     """How far a step is. `total` 0: nobody knows how much there is."""
 
@@ -69,7 +79,7 @@ def told(progress: Progress) -> str:
 def _progress(told: Reported) -> Progress:
     done = max(told.done, 0)
     done = min(done, told.total) if told.total > 0 else done
-    return Progress(told.step.replace("_", " "), done, told.total, told.unit == "bytes")
+    return Progress(STEPS.get(told.step, told.step.replace("_", " ")), done, told.total, told.unit == "bytes")
 
 
 def beat_of(beats: Mapping[str, NodeBeat], instance: Instance) -> InstanceBeat | None:

@@ -35,6 +35,12 @@ def test_each_state_has_its_words_and_its_buttons() -> None:
     }
 
 
+def test_buttons_that_can_never_do_anything_are_not_there() -> None:
+    shown = rows(busy(StagedPlane(NOW)))
+    assert [a.verb for a in shown["tiny-qwen"].actions] == ["load", "sleep", "save", "stop"]
+    assert [a.verb for a in shown["sql-coder"].actions] == ["retry", "load", "sleep", "save", "stop"]
+
+
 def test_a_rejection_shows_both_numbers_once() -> None:
     message = rows(busy(StagedPlane(NOW)))["whale-70b"].state.message
     assert message.count("140 GiB") == 1

@@ -1,0 +1,93 @@
+// The panel that asks a model: one streamed chat completion, with what the server says while it waits.
+
+const form = document.querySelector("form[data-try]");
+const panel = form?.closest("section");
+const part = (name) => panel.querySelector(`[data-${name}]`);
+const TOKENS = 300;
+let running; // the AbortController of the call under way
+
+function show({ wait = "", text = "", bad = false, figures = "" }) {
+  part("answer").hidden = false;
+  part("wait").textContent = wait;
+  part("text").textContent = text;
+  part("text").classList.toggle("bad", bad);
+  part("figures").textContent = figures;
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const whole = (rest + value).split("\n\n");
+    rest = whole.pop();
+    yield* whole;
+  }
+}
+
+async function ask(model, message, signal) {
+  const began = performance.now();
+  const response = await fetch("/v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({
+      model, stream: true, stream_options: { include_usage: true }, max_tokens: TOKENS,
+      messages: [{ role: "user", content: message }],
+    }),
+    signal,
+  });
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  let text = "";
+  let first;
+  for await (const event of events(response.body)) {
+    if (event.startsWith(": ")) {
+      if (!text) show({ wait: event.slice(2) });
+      continue;
+    }
+    const data = event.replace(/^data: /, "");
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    const piece = chunk.choices[0]?.delta?.content;
+    if (piece) {
+      first ??= performance.now() - began;
+      text += piece;
+      show({ text });
+    }
+    if (chunk.usage) {
+      const took = (performance.now() - began) / 1000;
+      const speed = chunk.usage.completion_tokens / Math.max(took - (first ?? 0) / 1000, 0.001);
+      const head = first === undefined ? "" : `first token after ${(first / 1000).toFixed(2)} s, `;
+      show({ text, figures: `${head}${chunk.usage.completion_tokens} tokens, ${speed.toFixed(0)} a second` });
+    }
+  }
+}
+
+function busy(is) {
+  form.querySelector("button").textContent = is ? "Stop" : "Send";
+  panel.setAttribute("aria-busy", String(is));
+}
+
+form?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (running) {
+    running.abort();
+    return;
+  }
+  const { model, message } = Object.fromEntries(new FormData(form));
+  running = new AbortController();
+  busy(true);
+  show({ wait: `asking ${model}` });
+  try {
+    await ask(model, message, running.signal);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    show({ text: stopped ? "Stopped." : error.message, bad: !stopped });
+  } finally {
+    running = undefined;
+    busy(false);
+  }
+});
+
+if (panel) panel.hidden = false;
