@@ -37,7 +37,7 @@ def test_each_state_has_its_words_and_its_buttons() -> None:
 
 def test_buttons_that_can_never_do_anything_are_not_there() -> None:
     shown = rows(busy(StagedPlane(NOW)))
-    assert [a.verb for a in shown["tiny-qwen"].actions] == ["load", "sleep", "save", "stop"]
+    assert {"checkpoint", "retry"}.isdisjoint(a.verb for a in shown["tiny-qwen"].actions)
     assert [a.verb for a in shown["sql-coder"].actions] == ["retry", "load", "sleep", "save", "stop"]
 
 
