@@ -9,7 +9,6 @@ death. It has no descriptor but its log, and was forked while there was one thre
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Final, NoReturn
 
 from compose.nursery import Birth
 from compose.process import tether, untether
+from controlplane import lean
 
 SHARED: Final = ("asyncio", "uvloop", "asyncpg", "controlplane.bus", "controlplane.follower", "controlplane.log.snapshots")
 PROGRAMS: Final = {"web": "web.server", "pool": "pool.daemon", "worker": "worker.agent", "decider": "controlplane.decider"}
@@ -34,7 +34,6 @@ def main() -> None:
     up = int(sys.argv[1])
     ends = {name: int(number) for name, number in (word.split("=") for word in sys.argv[2:] if "=" in word)}
     _close_all_but(ends.values())
-    gc.disable()  # each turns it on when it is born
     for module in SHARED:
         importlib.import_module(module)
     for name in [name for name in PROGRAMS if name in ends]:
@@ -87,8 +86,7 @@ def _grow(up: int, name: str, ends: dict[str, int]) -> NoReturn:
         os._exit(0)
     _be(Birth(**json.loads(message)), up)
     module = importlib.import_module(program)
-    gc.freeze()
-    gc.enable()
+    lean.started()
     sys.exit(module.main())
 
 

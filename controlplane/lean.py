@@ -17,6 +17,8 @@ from typing import Final
 
 PROGRAMS: Final = frozenset({"controlplane.decider", "web.server", "worker.agent", "worker.frontend.server"})
 """Their `main` calls `started`."""
+NURSERY: Final = "compose.embryo"
+"""Its children call it."""
 SPARED: Final[Mapping[str, tuple[str, ...]]] = {"structlog": ("rich",), "nats": ("aiohttp",)}
 
 
@@ -59,7 +61,7 @@ def install() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     given = dict(pairwise(sys.orig_argv))
-    if sys.argv[:1] == ["-m"] and given.get("-m") in PROGRAMS:  # what Python sets until it has found the program
+    if sys.argv[:1] == ["-m"] and given.get("-m") in {*PROGRAMS, NURSERY}:  # what Python sets until it has found the program
         gc.disable()
 
 
