@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from compose.embedded.cluster import Cluster
 from compose.remains import belonging
@@ -23,12 +24,18 @@ START_S = 60.0
 class PlaneProcesses:
     """`start` returns when web is ready; `finish` ends it and says what was wrong: orphans, an unclean audit."""
 
-    def __init__(self, settings: str, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: str, *, environment: Mapping[str, str] | None = None, user: int | None = None) -> None:
+        """user: uid (and gid) to run it as, if not ours."""
         self.data = Path("/tmp") / f"eh-{secrets.token_hex(4)}"
         self.data.mkdir(mode=0o700)
         self.settings_file = self.data / "settings.toml"
         self.settings_file.write_text(settings)
         self._environment = dict(environment or {})
+        self._as: dict[str, Any] = {}
+        if user is not None:
+            self._as = {"user": user, "group": user, "extra_groups": []}
+            for path in (self.data, self.settings_file):
+                os.chown(path, user, user)
         self._up: subprocess.Popen[bytes] | None = None
         self._seen = 0
 
@@ -44,7 +51,7 @@ class PlaneProcesses:
         self._seen = self._times_ready()
         with (self.data / "up.out").open("ab") as out:
             environment = os.environ | self._environment
-            self._up = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
+            self._up = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, **self._as)
 
     def wait_ready(self, deadline_s: float = START_S) -> None:
         until = time.monotonic() + deadline_s
@@ -147,7 +154,7 @@ class PlaneProcesses:
 
     def cli(self, *arguments: str, deadline_s: float = 60) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "compose", "--data", str(self.data), *arguments]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False, **self._as)
 
 
 def _command_line(pid: int) -> str:

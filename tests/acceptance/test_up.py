@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -102,6 +103,35 @@ def test_down_clears_what_a_killed_up_has_left(start_plane: Callable[..., PlaneU
     assert belonging(plane.data) != []
     assert plane.cli("down").returncode == 0
     assert belonging(plane.data) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all of this runs as an ordinary user already")
+async def test_an_ordinary_user_runs_a_plane_that_serves(tmp_path: Path) -> None:
+    user = pwd.getpwnam("nobody").pw_uid
+    if not _runs_python(user):
+        pytest.skip(f"user {user} can't run {sys.executable}")
+    plane = PlaneUnderTest(ONE, user=user, environment={"HOME": str(tmp_path)})
+    plane.start()
+    assert "alpha" in await plane.chat("alpha", "alpha")
+    assert (plane.data / "pg" / "data").stat().st_uid == user, "its Postgres is its own, and in its directory"
+    plane.finish()
+    mine = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and _runs_below(entry, plane.data)]
+    assert mine == []
+
+
+def _runs_python(user: int) -> bool:
+    probe = [sys.executable, "-c", "import compose.up"]
+    try:
+        return subprocess.run(probe, user=user, group=user, extra_groups=[], capture_output=True, check=False).returncode == 0
+    except PermissionError:  # an interpreter in root's home
+        return False
+
+
+def _runs_below(process: Path, data: Path) -> bool:
+    try:
+        return os.fsencode(data) in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def test_its_children_have_nothing_of_its_own(plane: PlaneUnderTest) -> None:

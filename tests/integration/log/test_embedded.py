@@ -96,6 +96,32 @@ async def test_data_of_another_major_version_is_refused(directory: Path) -> None
     assert refusal.value.code == "data_of_other_major"
 
 
+async def test_a_server_that_ends_at_its_start_says_why(directory: Path) -> None:
+    postgres = postgres_in(directory)
+    postgres.cluster.prepare()
+    postgres.cluster.data.mkdir(mode=0o700)
+    (postgres.cluster.data / "PG_VERSION").write_text(f"{postgres.cluster.program_major()}\n")  # and nothing else
+    for path in (postgres.cluster.data, postgres.cluster.data / "PG_VERSION"):
+        postgres.cluster.give(path)
+    with pytest.raises(ServerRefusal) as refused:
+        await postgres.start()
+    assert refused.value.code == "not_starting"
+    assert "ended with status" in refused.value.message and "postgresql.conf" in refused.value.message
+    assert "server.log" in refused.value.cure
+
+
+async def test_a_cluster_that_cannot_be_made_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = directory / "bin"
+    programs.mkdir(mode=0o755)
+    real = postgres_in(directory).cluster.programs
+    (programs / "postgres").symlink_to(real / "postgres")
+    (programs / "initdb").symlink_to("/bin/false")
+    monkeypatch.setattr(cluster_module, "_programs", lambda account: programs)
+    with pytest.raises(ServerRefusal) as refused:
+        await postgres_in(directory).start()
+    assert refused.value.code == "not_starting" and "initdb ended with status 1" in refused.value.message
+
+
 async def test_a_half_made_cluster_is_made_again(directory: Path) -> None:
     server = postgres_in(directory)
     (server.cluster.home / "data.new").mkdir(parents=True)
