@@ -106,7 +106,8 @@ class Artefacts:
         """The place for one engine's start. Whoever dies within leaves a mark, and the next one begins anew."""
         place = self._root / fingerprint
         with self._turn():
-            if any(_abandoned(mark) for mark in place.glob(_STARTING + "*")):
+            marks = [_abandoned(mark) for mark in place.glob(_STARTING + "*")]
+            if marks and all(marks):  # else another is starting here: whoever comes after it begins anew
                 shutil.rmtree(place, ignore_errors=True)
             place.mkdir(mode=0o700, exist_ok=True)
             (place / _USED).touch()

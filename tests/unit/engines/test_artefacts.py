@@ -96,3 +96,14 @@ def test_what_an_engine_died_with_is_not_used_again(tmp_path: Path) -> None:
     _fail(kept)
     with kept.starting("art_1") as place:
         assert not (place / "triton").exists()
+
+
+def test_what_another_is_starting_with_stays_until_it_has(tmp_path: Path) -> None:
+    kept = Artefacts(tmp_path)
+    with kept.starting("art_1") as place:
+        (place / "triton").mkdir()
+        _fail(kept)
+        with kept.starting("art_1"):
+            assert (place / "triton").exists(), "the first one writes there"
+    with kept.starting("art_1") as place:
+        assert not (place / "triton").exists()
