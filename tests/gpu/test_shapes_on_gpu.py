@@ -64,3 +64,19 @@ def test_a_set_of_another_layout_is_refused_before_anything_is_mapped(scene: Sce
     engine.tell(Attach(pool_socket=str(scene.socket), weight_set=parts.sets["a"]))
     engine.tell(Wake(model="a"))
     assert engine.generate(64).ids == parts.tokens["a"], "a refusal leaves no trace"
+
+
+def test_a_skeleton_that_started_without_weights_brings_any(scene: Scene) -> None:
+    parts = SwapParts(scene)
+    parts.start()
+    parts.stage("a")
+    parts.cycles("a")
+    bare = scene.start_engine("bare", bare=True)
+    staged, row = scene.stage(bare, "b")
+    assert row["read_bytes"] > 0 and staged != parts.sets["a"]
+    again, found = scene.stage(parts.engine, "b")
+    assert (again, found["read_bytes"]) == (staged, 0), "the same files, wherever they were loaded"
+    for engine in (bare, parts.engine):
+        engine.tell(Attach(pool_socket=str(scene.socket), weight_set=parts.sets["a"]))
+        engine.tell(Wake(model="a"))
+        assert engine.generate(64).ids == parts.tokens["a"]
