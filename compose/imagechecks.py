@@ -1,27 +1,29 @@
-"""Whether engines can be saved to disk on this machine, and how far down the ladder reaches; each line with its cure."""
+"""How far down the ladder reaches on this machine, and why not further; each line with its cure."""
 
 import os
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from compose.check import Check
+from compose.kernelchecks import kernel_checks
 from controlplane.plane import Plane
 from controlplane.settings import SettingsError, read
-from worker import namespaces
+from worker import gpus, namespaces
+from worker.cuda import able
 from worker.images import criu
 
 _INSTALL: Final = "Run compose/install-criu as root: it installs a fit CRIU beside the system's, and replaces nothing."
-_NEEDED: Final = {21: "SYS_ADMIN", 19: "SYS_PTRACE", 12: "NET_ADMIN"}
-"""Capabilities by their bit, as CRIU and namespaces need them."""
+_DRIVER: Final = f"Checkpoints of CUDA need a driver of {able.DRIVER} or newer, and `pip install 'enginehouse[gpu]'`."
+HINDER_SAVED: Final = frozenset({"criu", "kernel", "capabilities", "ptrace"})
+"""Names of the lines without which nothing goes to disk."""
 
 
 def image_checks(data: Path) -> Iterator[Check]:
-    """What saved images need, and last what the ladder reaches."""
-    lines = [_criu(data), _capabilities(), _namespaces(), _ptrace(), _io_uring(), _amx()]
+    """What the lower rungs need, and last what the ladder reaches."""
+    lines = [_criu(data), *kernel_checks(gpu=bool(gpus.gpus())), _namespaces(), _cuda()]
     yield from lines
-    yield _ladder(lines)
+    yield ladder(lines, root=os.geteuid() == 0)
 
 
 def _criu(data: Path) -> Check:
@@ -44,16 +46,6 @@ def _given(data: Path) -> str:
         return ""
 
 
-def _capabilities() -> Check:
-    text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    held = int(next(line.split()[1] for line in text.splitlines() if line.startswith("CapEff:")), 16)
-    missing = [name for bit, name in _NEEDED.items() if not held >> bit & 1]
-    if missing:
-        cure = f"Run as root; in a container add {' '.join(f'--cap-add={name}' for name in missing)}."
-        return Check(name="capabilities", verdict="note", found=f"without {', '.join(missing)}", cure=cure)
-    return Check(name="capabilities", verdict="ok", found="all that saving engines takes")
-
-
 def _namespaces() -> Check:
     if (why := namespaces.possible()) is None:
         return Check(name="namespaces", verdict="ok", found="engines get pid, mount, network and IPC namespaces of their own")
@@ -63,33 +55,34 @@ def _namespaces() -> Check:
     )  # fmt: skip
 
 
-def _ptrace() -> Check:
-    path = Path("/proc/sys/kernel/yama/ptrace_scope")
-    scope = path.read_text(encoding="ascii").strip() if path.exists() else "0"
-    if scope == "3":
-        cure = "It can be changed at boot only: set kernel.yama.ptrace_scope to 2 or less."
-        return Check(name="ptrace", verdict="note", found="ptrace_scope 3: nobody may look into a process", cure=cure)
-    return Check(name="ptrace", verdict="ok", found=f"ptrace_scope {scope}")
+def _cuda() -> Check:
+    """Whether engines can be taken off a GPU and put back."""
+    if not gpus.gpus():
+        return Check(name="cuda", verdict="ok", found="no GPU, so there is no checkpoint, and none is needed to save an engine")
+    shown = f"driver {gpus.driver_version()}, CUDA {gpus.cuda_version()}"
+    if why := able.hindrance():
+        return Check(name="cuda", verdict="note", found=f"{shown}: {why}", cure=_DRIVER)
+    return Check(name="cuda", verdict="ok", found=f"{shown}: engines can be taken off their GPU and put back")
 
 
-def _io_uring() -> Check:
-    path = Path("/proc/sys/kernel/io_uring_disabled")
-    state = path.read_text(encoding="ascii").strip() if path.exists() else "absent"
-    return Check(name="io_uring", verdict="ok", found=f"io_uring_disabled {state}; engines here don't use it")
-
-
-def _amx() -> Check:
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace") if platform.machine() == "x86_64" else ""
-    found = "asked for again after a restore" if "amx_tile" in flags else "this processor has none"
-    return Check(name="amx", verdict="ok", found=found)
-
-
-def _ladder(lines: list[Check]) -> Check:
-    hindered = [line for line in lines if line.verdict != "ok" and line.name != "namespaces"]
-    if hindered or os.geteuid() != 0:
-        why = ", ".join(line.name for line in hindered) or "it needs root"
-        return Check(
-            name="ladder", verdict="note", found=f"up, sleep, cold; not saved ({why}); not checkpoint (no CUDA is used)",
-            cure=hindered[0].cure if hindered else "Run as root for saved images.",
-        )  # fmt: skip
-    return Check(name="ladder", verdict="ok", found="up, sleep, saved, cold; not checkpoint (no CUDA is used)")
+def ladder(lines: list[Check], *, root: bool) -> Check:
+    """The rungs that these lines allow, and why not the others."""
+    cuda = next(line for line in lines if line.name == "cuda")
+    hindered = [line for line in lines if line.verdict != "ok" and line.name in HINDER_SAVED]
+    has_gpu = not cuda.found.startswith("no GPU")
+    if has_gpu and cuda.verdict != "ok":
+        hindered.append(cuda)  # what holds a GPU can't be written to disk
+    rungs, missing, cures = ["up", "sleep"], [], []
+    if has_gpu and cuda.verdict == "ok":
+        rungs.append("checkpoint")
+    else:
+        missing.append("not checkpoint (cuda)" if has_gpu else "not checkpoint (no CUDA is used)")
+    if hindered or not root:
+        missing.append(f"not saved ({', '.join(line.name for line in hindered) or 'it needs root'})")
+        cures.append(hindered[0].cure if hindered else "Run as root for saved images.")
+    else:
+        rungs.append("saved")
+    rungs.append("cold")
+    return Check(
+        name="ladder", verdict="note" if cures else "ok", found="; ".join([", ".join(rungs), *missing]), cure=" ".join(cures)
+    )

@@ -7,14 +7,13 @@ is made by a step process with a deadline, since one that hangs can't be cancell
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
 import structlog
 
 from pool.client import Attachment, PoolRefused
 from pool.devicelink import attach_device
-from worker import gpus, processes
+from worker import gpus, hostmemory, processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of
 from worker.cuda.surgeon import CudaState, exchanged
 from worker.engines.interface import OWN_LAYOUT
@@ -87,14 +86,9 @@ def _refuse(local: LocalInstance) -> None:
 
 
 def _host_has_room(need: int) -> None:
-    wanted, free = int(need * HOST_SHARE), _available()
+    wanted, free = int(need * HOST_SHARE), hostmemory.available_bytes()
     if free < wanted:
         raise StepFailed("no_host_memory", f"what the engine has on its GPU needs {wanted} bytes of the host, which has {free}")
-
-
-def _available() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 async def up(local: LocalInstance) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,25 +48,39 @@ def ladder(*, shape: str, cycles: int, arguments: str, work: Path | None, file: 
     place = (work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve()
     try:
         source = source_of(shape, place, chosen)
-        rows = measure(source, cycles)
+        rows = measure(source, cycles, file)
     finally:
         if work is None:
             shutil.rmtree(place, ignore_errors=True)
-    if file is not None:
-        file.write_text(json.dumps(rows, indent=1) + "\n")
     ladderreport.show(rows)
+    if rows["failed"]:
+        raise click.ClickException(rows["failed"])
     if not rows["same_answers"]:
         raise click.ClickException("answers differ: see the rows")
 
 
-def measure(source: Source, cycles: int) -> Row:
-    """Everything, as one row."""
+def measure(source: Source, cycles: int, file: Path | None = None) -> Row:
+    """Everything, as one row; `file` has what there is of it after each round. `failed`: what ended it early."""
     rows: Row = {**machine(), "criu": _criu(), "shape": source.name, "engine": source.engine, "weights_bytes": source.bytes}
     rows |= {"arguments": source.arguments, "cycles": cycles}
     data = Path(tempfile.mkdtemp(prefix="ehb-"))
     with OwnPlane(data, source.settings(MODEL)) as plane:
-        plane.inspected(MODEL)
-        return rows | Climber(plane, cycles).climb()
+        climber = Climber(plane, cycles)
+
+        def keep(failed: str = "") -> Row:
+            found = {**rows, **climber.found(), "failed": failed}
+            if file is not None:
+                file.write_text(json.dumps(found, indent=1) + "\n")
+            return found
+
+        try:
+            plane.inspected(MODEL)
+            for what in climber.climb():
+                click.echo(what, err=True)
+                keep()
+        except (ApiRefused, OSError) as error:
+            return keep(f"{type(error).__name__}: {error}\n{plane.words()}")
+        return keep()
 
 
 class Climber:
@@ -82,31 +97,39 @@ class Climber:
         """Way -> step -> milliseconds, by the worker's own report."""
         self.skipped: dict[str, str] = {}
         self._moved: dict[str, list[int]] = {}
+        self._built: Row = {}
 
-    def climb(self) -> Row:
-        image: Row = {}
+    def climb(self) -> Iterator[str]:
+        """Round by round; says what comes next."""
+        yield "first cold start"
         self._up("first cold start")
         for _ in range(max(3, self._cycles)):
             self._up("up already")
-        built = self._down("save", "up -> saved, its image built and proved")
-        if built:
-            image = self._image()
+        yield "image"
+        if self._down("save", "up -> saved, its image built and proved"):
+            self._built = self._image()
             self._up("saved, right after the build")
-        for _ in range(self._cycles):
+        for number in range(self._cycles):
+            yield f"down and up, {number + 1} of {self._cycles}"
             for operation, rung in DOWN.items():
                 if operation not in self.skipped and self._down(operation, f"up -> {rung}"):
                     self._up(rung)
-        for _ in range(self._cycles):
+        for number in range(self._cycles):
+            yield f"warm cold start, {number + 1} of {self._cycles}"
             self._down("stop", "up -> cold")
             self._plane.remove_images()
             self._up("cold, warmest")
+
+    def found(self) -> Row:
+        """What there is so far."""
         return {
             "ways": {way: _spread(seconds) for way, seconds in self.ways.items()},
             "steps_ms": {
                 way: {step: _spread(of) for step, of in found.items()} for way, found in self.steps.items() if found
             },
             "moved_bytes": {way: statistics.median(of) for way, of in self._moved.items()},
-            "skipped": self.skipped, "image": image, "checks": sorted(self._checks), "answer": min(self._answers, default=""),
+            "skipped": self.skipped, "image": self._built, "checks": sorted(self._checks),
+            "answer": min(self._answers, default=""),
             "same_answers": len(self._answers) == 1 and self._checks <= {"same_tokens", "recorded", "skipped"},
         }  # fmt: skip
 

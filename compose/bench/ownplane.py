@@ -168,6 +168,15 @@ class OwnPlane:
             after = page[-1]["position"]
         return found
 
+    def words(self) -> str:
+        """The ends of its logs, engines' included."""
+        files = [
+            *self.data.glob("logs/worker.log"),
+            *self.data.glob("run/inst/*/engine.log"),
+            *self.data.glob("logs/engines/*"),
+        ]
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
+
     def engine_processes(self) -> int:
         """Processes of instances: holders, engines, frontends."""
         mark, found = f"{self.data}/run/inst/".encode(), 0

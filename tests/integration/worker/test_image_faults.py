@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.commands import Load, RebuildImage, ReviseModel, Save, Stop
+from controlplane.commands import Load, RebuildImage, ReviseModel, Save, Sleep, Stop
 from controlplane.events import ImageBuilt, ImageFailed, InstanceFailed, InstanceUp, OperationFailed, OperationSucceeded
+from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
@@ -267,3 +268,35 @@ async def test_a_restore_under_another_clock_serves_within_seconds(  # N20
     assert event.image is not None
     assert os.readlink(f"/proc/{up.pid}/ns/time") != os.readlink("/proc/self/ns/time")
     assert await says(house, up, "what time is it") == "You said: what time is it"
+
+
+OLD_CRIU = """#!/bin/sh
+[ "$1" = --version ] && { echo "Version: 3.17.1"; exit 0; }
+echo "Error: Unexpected rt vDSO area bounds" >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("lack", ["criu", "root"])
+async def test_without_a_fit_criu_or_root_the_ladder_ends_at_sleep_and_says_why(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    if lack == "criu":
+        program = plane.data / "criu" / "criu"
+        program.parent.mkdir()
+        program.write_text(OLD_CRIU)
+        program.chmod(0o700)
+    else:
+        able(plane)
+        monkeypatch.setattr("worker.images.cabinet.os.geteuid", lambda: 1000)
+    await plane.restart_worker()
+    await plane.register("a")
+    up = await plane.load("a")
+    with pytest.raises(Refused) as caught:
+        plane.order(Save(model="a"))
+    assert caught.value.details["reason"] == "not_available"
+    assert ("vDSO" if lack == "criu" else "needs root") in caught.value.message
+    plane.order(Sleep(model="a"))
+    await plane.until(lambda: plane.only().rung is Rung.SLEEP)
+    up = await plane.load("a")
+    assert await says(plane, up, "still here") == "You said: still here"
