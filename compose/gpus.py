@@ -8,7 +8,9 @@ import msgspec
 
 from compose.refusal import EnvironmentRefusal
 from controlplane.plane import PlaneDevice
+from pool.nvml import joined
 from worker.gpus import Gpu, gpus
+from worker.islands import islands
 
 NEEDED: Final = ("vllm", "torch", "cuda.bindings")
 RESERVE: Final = (2 << 30, 16)
@@ -27,10 +29,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         """As the plane offers them: none while something is missing."""
         if self.missing:
             return ()
+        near = islands([gpu.uuid for gpu in self.gpus], joined)
         return tuple(
-            PlaneDevice(device=gpu.uuid, name=f"gpu{gpu.index}", kind="gpu", size_bytes=_offered(gpu.size_bytes))
+            PlaneDevice(
+                device=gpu.uuid, name=f"gpu{gpu.index}", kind="gpu", size_bytes=_offered(gpu.size_bytes),
+                island=near.get(gpu.uuid, ""),
+            )
             for gpu in self.gpus
-        )
+        )  # fmt: skip
 
 
 def look(allowed: tuple[str, ...] | None) -> Found:

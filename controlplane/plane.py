@@ -29,6 +29,8 @@ class PlaneDevice(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     size_bytes: int
+    island: str = ""
+    """Devices of one island reach each other directly (NVLink); empty: this one reaches none."""
 
 
 class Plane(msgspec.Struct, frozen=True, kw_only=True):

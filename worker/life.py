@@ -123,7 +123,7 @@ class Life:
         hello = Hello(
             node=plane.node, address=plane.node_address, incarnation=self._incarnation, boot=processes.boot_id(),
             pool_budget_bytes=pool.budget_bytes if pool else plane.pool_bytes,
-            devices=tuple(DeviceFound(d.device, d.name, d.kind, d.size_bytes) for d in plane.devices),
+            devices=tuple(DeviceFound(d.device, d.name, d.kind, d.size_bytes, d.island) for d in plane.devices),
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
