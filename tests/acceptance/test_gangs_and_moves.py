@@ -11,6 +11,7 @@ import pytest
 
 from compose.process import Identity
 from controlplane.events import GrantGiven, GrantReturned, InstanceUp
+from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
 from tests.plane import NODE, PlaneUnderTest, fake, grants_overlap, running
 from worker.processes import in_session
@@ -71,6 +72,18 @@ async def _stream_and_kill(plane: PlaneUnderTest, said: list[str], ranks: list[I
                 os.kill(ranks.pop().pid, signal.SIGKILL)
 
 
+async def test_a_rank_killed_asleep_is_seen_and_the_next_request_starts_a_new_gang(plane: PlaneUnderTest) -> None:  # N7
+    expected = await plane.chat("pair", TEXT)
+    instance = await plane.serving("pair")
+    assert plane.cli("sleep", "pair").returncode == 0
+    engine = plane.part(instance.instance, "engine")
+    rank = max(one.pid for one in in_session(engine.pid) if one.pid != engine.pid)
+    os.kill(rank, signal.SIGKILL)
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed", 5)
+    assert await engine.ended(5)
+    assert await plane.chat("pair", TEXT) == expected
+
+
 async def test_a_rank_that_cannot_wake_fails_the_climb_and_the_next_one_serves(plane: PlaneUnderTest) -> None:
     assert await plane.chat("lame", "hello")
     failed = [one.event for one in await plane.events("InstanceFailed")]
@@ -101,6 +114,24 @@ async def test_a_live_model_moves_and_who_comes_meanwhile_is_served(plane: Plane
     up = told[1]
     assert isinstance(up, InstanceUp)
     assert {"drain", "sleep", "detach", "verify", "drop_cells", "take_cells", "attach", "wake"} <= {s.name for s in up.steps}
+
+
+async def test_a_move_goes_on_after_the_workers_death(plane: PlaneUnderTest) -> None:
+    expected = await plane.chat("one", TEXT)
+    before, fleet = await plane.serving("one"), await plane.fleet()
+    target = next(device for device in fleet.devices.values() if device.device != before.device)
+    stream = asyncio.create_task(plane.chat("one", TEXT))
+    await plane.until_fleet(lambda f: any(i.running for i in f.instances.values()), "it runs")
+    assert plane.cli("move", "one", "--to", target.name, "--no-wait").returncode == 0
+    plane.kill(plane.child("worker"))
+
+    def arrived(fleet: Fleet) -> bool:
+        known = fleet.instances.get(before.instance)
+        return known is not None and known.device == target.device and known.directive_settled
+
+    await plane.until_fleet(arrived, "it has moved")
+    assert await stream == expected
+    assert await plane.chat("one", TEXT) == expected
 
 
 async def test_what_holds_a_gpu_is_taken_off_it_on_the_way(plane: PlaneUnderTest) -> None:
