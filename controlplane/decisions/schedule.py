@@ -141,7 +141,10 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
     board.claim(found)
     if found.ready:
         return _start(draft, want, model, found, board)
-    reason = _occupied(fleet, found)
+    for occupant in found.occupants:
+        if standing.deserted(fleet, fleet.instances[occupant]):
+            room.direct_away(draft, fleet.instances[occupant], Rung.COLD, want.model, want.operation)
+    reason = _occupied(draft.fleet, found)
     foothold.prepare(draft, model, found, board, want.operation)
     for victim in found.victims:
         room.direct_away(draft, fleet.instances[victim], Rung.SLEEP, want.model, want.operation)

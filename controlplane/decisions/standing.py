@@ -68,6 +68,16 @@ def leaving(instance: Instance) -> bool:
     return below and not instance.directive_settled
 
 
+def deserted(fleet: Fleet, instance: Instance) -> bool:
+    """It climbs from nothing for a request, and nobody waits for its model any more. To finish would cost the rest of the start
+    and then a descent; a climb from a skeleton is over before it could be called back."""
+    directive = instance.directive
+    if directive is None or instance.directive_settled or directive.rung is not Rung.UP or directive.code != "request":
+        return False
+    asked = any(o.kind == "load" and o.model == directive.model for o in fleet.operations.values())
+    return instance.rung is Rung.COLD and directive.model not in fleet.waiting and not asked
+
+
 def rising(instance: Instance) -> bool:
     """On its way from the disk to `checkpoint`, where it will wait for a place. It may be told to go on to `up` at any time."""
     directive = instance.directive

@@ -28,6 +28,7 @@ SETTINGS = (
     + fake("flaky", fail="start:2", context_tokens=5001)
     + fake("stuck", ignore_stop=True, tokens_per_s=20, context_tokens=5002)
     + fake("hold", tokens_per_s=20, context_tokens=5003)
+    + fake("late", load_ms=60_000, context_tokens=5004)
 )
 LONG = "x" * 400
 """The fake engine says it back: ten seconds at 40 tokens/s."""
@@ -85,6 +86,23 @@ async def test_c04_what_was_loaded_for_a_request_serves_it_before_it_leaves(narr
     answers = await asyncio.gather(narrow.chat("a", "1"), narrow.chat("b", "2"), narrow.chat("a", "3"))
     assert all(f"user: {n}" in text for n, text in zip("123", answers, strict=True))
     assert [event.type for event in await ended(narrow, before, 3)] == ["RequestFinished"] * 3
+
+
+async def test_c10_a_load_whose_caller_has_left_gives_way_to_who_waits(narrow: PlaneUnderTest) -> None:
+    before = await narrow.head()
+    wrong = asyncio.create_task(narrow.chat("late"))
+
+    async def climbing() -> bool:
+        return bool(await narrow.events("InstanceDirected", after=before))
+
+    await narrow.until(climbing, "the load is under way")
+    wrong.cancel()
+    began = time.monotonic()
+    assert "right" in await narrow.chat("a", "right")
+    assert time.monotonic() - began < 30, "the load of a minute was called back"
+    directed = [one.event for one in await narrow.events("InstanceDirected", after=before)]
+    assert [(e.rung, e.victim_of) for e in directed if e.code == "evicted"][-1] == (Rung.COLD, "a")  # type: ignore[union-attr]
+    assert sorted(one.type for one in await ended(narrow, before, 2)) == ["RequestCancelled", "RequestFinished"]
 
 
 async def test_c11_one_of_several_callers_of_a_load_leaves(narrow: PlaneUnderTest) -> None:

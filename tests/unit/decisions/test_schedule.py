@@ -56,6 +56,33 @@ def test_a_cold_model_climbs_for_its_first_request_and_the_others_join() -> None
     assert story.events[0].operation == "op_1"
 
 
+def test_a_start_that_nobody_waits_for_any_more_gives_way() -> None:  # C10
+    story = with_models(plane(), spec("a"), spec("b")).when(admit("req_1", "a"))
+    story.when(EndRequests(ends=(End(request="req_1", outcome="cancelled"),))).then("RequestCancelled")
+    climber = story.instance_of("a").instance
+    story.when(admit("req_2", "b")).then(
+        "RequestAccepted", ("InstanceDirected", {"instance": climber, "rung": Rung.COLD, "victim_of": "b"}),
+        ("RequestQueued", {"code": "descending"}),
+    )  # fmt: skip
+    number, _ = story.directive(climber)
+    story.when(ReportEnded(node="n1", instance=climber, directive=number, took_ms=1))
+    story.then("InstanceEnded", "GrantReturned", *CLIMB, ("RequestQueued", {"code": "climbing"}))
+
+
+def test_a_start_is_called_back_when_its_last_caller_leaves_before_another_ones_model() -> None:  # C10, the variant
+    story = with_models(plane(), spec("a"), spec("b")).when(admit("req_1", "a")).when(admit("req_2", "a"))
+    story.when(admit("req_3", "b")).then("RequestAccepted", ("RequestQueued", {"code": "slot_busy"}))
+    story.when(EndRequests(ends=(End(request="req_1", outcome="cancelled"),))).then("RequestCancelled")
+    assert story.code_of("req_3") == "slot_busy", "another one still waits for it"
+    story.when(EndRequests(ends=(End(request="req_2", outcome="cancelled"),)))
+    story.then("RequestCancelled", ("InstanceDirected", {"rung": Rung.COLD, "victim_of": "b"}), "RequestQueued")
+
+
+def test_a_start_that_an_operator_asked_for_goes_on() -> None:
+    story = with_models(plane(), spec("a"), spec("b")).when(Load(model="a"))
+    story.when(admit("req_1", "b")).then("RequestAccepted", ("RequestQueued", {"code": "slot_busy"}))
+
+
 def test_a_busy_place_is_waited_for_and_the_reason_names_who_holds_it() -> None:  # C01 without preempting
     story = one_place("a", "b").given(admit("req_1", "a")).given(admit("req_2", "a"))
     story.when(admit("req_3", "b"))
