@@ -26,7 +26,8 @@ class Step:
 
 
 def plan(gpu: Gpu, slabs: Slabs) -> tuple[Step, ...]:
-    """Steps in the order in which bytes shall travel: pinned segments first, so that the link is busy while the rest is pinned.
+    """Steps in the order in which bytes shall travel: pinned segments first, so that the link is busy while the rest is pinned;
+    of those the largest first, since memory for the next one takes 1 ms to make beside a copy, and small ones would not last.
 
     Raises Refused: `device_full` with both numbers, `bad_layout` for segments that a device can't hold.
     """
@@ -37,7 +38,9 @@ def plan(gpu: Gpu, slabs: Slabs) -> tuple[Step, ...]:
     need, have = slabs.size_bytes, max(gpu.free_bytes() - RESERVE_BYTES, 0)
     if need > have:
         raise full(slabs.weight_set, gpu, need, have)
-    order = sorted(range(len(slabs.parts)), key=lambda number: (not slabs.parts[number].registered, number))
+    order = sorted(
+        range(len(slabs.parts)), key=lambda number: (not slabs.parts[number].registered, -slabs.parts[number].size, number)
+    )
     return tuple(Step(number, slabs.parts[number].size, slabs.parts[number].to_pin) for number in order)
 
 

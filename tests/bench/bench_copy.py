@@ -30,6 +30,8 @@ LAYER = (50 * MIB, 34 * MIB, 202 * MIB, 100 * MIB)
 """Segments of one layer of an 8B shape."""
 SMALL = 2 * MIB
 TOUCHERS = 16
+SETTLE_S = 0.15
+"""Memory that is freed is wiped, and copies stand still meanwhile: not within what is measured next."""
 
 
 @dataclass
@@ -167,12 +169,14 @@ class Copier:
         match way:
             case "each":
                 self._queue(host, lambda n: 0, max(self.sizes))
-            case "8m" | "32m" | "128m":
+            case "2m" | "8m" | "32m" | "128m":
                 self._queue(host, lambda n: 0, int(way[:-1]) * MIB)
             case "2streams" | "4streams":
                 self._queue(host, lambda n: n % int(way[0]), max(self.sizes))
             case "batch":
                 self._batch(host)
+            case _:
+                self._throttled(host, int(way.split()[1]))
 
     def _queue(self, host: Host, stream: Callable[[int], int], piece: int) -> None:
         number = 0
@@ -182,6 +186,23 @@ class Copier:
                 call = self.driver.cuMemcpyHtoDAsync(block.address + at, address + at, min(piece, size - at), to)
                 self.checked("copy", call)
                 number += 1
+
+    def _throttled(self, host: Host, most: int) -> None:
+        """Never more than so many pieces of 32 MiB on their way: the engine that copies is free in between."""
+        events = [self.checked("event", self.driver.cuEventCreate(2)) for _ in range(most)]
+        number = 0
+        for block, (address, size) in zip(self.blocks, host.pieces, strict=True):
+            for at in range(0, size, 32 * MIB):
+                if number >= most:
+                    self.checked("wait", self.driver.cuEventSynchronize(events[number % most]))
+                call = self.driver.cuMemcpyHtoDAsync(
+                    block.address + at, address + at, min(32 * MIB, size - at), self.streams[0]
+                )
+                self.checked("copy", call)
+                self.checked("record", self.driver.cuEventRecord(events[number % most], self.streams[0]))
+                number += 1
+        for event in events:
+            self.checked("destroy", self.driver.cuEventDestroy(event))
 
     def _batch(self, host: Host) -> None:
         kind = self.driver.CUmemcpyAttributes()
@@ -195,8 +216,11 @@ class Copier:
     def timed(self, host: Host, way: str, *, blocking: bool = False, meanwhile: Callable[[], None] | None = None) -> float:
         """Milliseconds from the first queued to the last arrived, by the host's clock."""
         begun = time.monotonic()
+        early = way.startswith("throttled")  # which returns when nearly all has arrived
+        if early and meanwhile is not None:
+            meanwhile()
         self.queue(host, way)
-        if meanwhile is not None:
+        if not early and meanwhile is not None:
             meanwhile()
         for stream in self.streams:
             if blocking:
@@ -211,8 +235,9 @@ class Copier:
         begun = time.monotonic()
         fds: list[int] = []
         made = begun
-        if order == "one by one":
-            for size, (address, _) in zip(self.sizes, host.pieces, strict=True):
+        if order != "made first":
+            pairs = list(zip(self.sizes, host.pieces, strict=True))
+            for size, (address, _) in sorted(pairs, key=lambda pair: -pair[0]) if order == "largest first" else pairs:
                 block = self.gpu.create(size)
                 self.blocks.append(block)
                 call = self.driver.cuMemcpyHtoDAsync(block.address, address, size, self.streams[0])
@@ -293,9 +318,13 @@ class Bench:
                 self.keep(f"{host.kind} {way}", [self.copier.timed(host, way) for _ in range(self.options.reps)])
         self.keep(f"{host.kind} each, blocking wait", [self.copier.timed(host, "each", blocking=True) for _ in range(3)])
         self.copier.free()
-        for order in ("one by one", "made first"):
+        for order in ("one by one", "largest first", "made first"):
             with self.tried(f"{host.kind} {order}"):
-                found = [self.copier.filled(host, order) for _ in range(self.options.reps + 1)][1:]
+                found = []
+                for _ in range(self.options.reps + 1):
+                    time.sleep(SETTLE_S)
+                    found.append(self.copier.filled(host, order))
+                found = found[1:]
                 more = {name: round(statistics.median(one[name] for one in found), 1) for name in found[0] if name != "done"}
                 self.keep(f"{host.kind} with memory, {order}", [one["done"] for one in found], **more)
 
@@ -308,6 +337,7 @@ class Bench:
                     quiet = statistics.median(self.copier.timed(host, way) for _ in range(3))
                     found, theirs = [], []
                     for _ in range(self.options.reps):
+                        time.sleep(SETTLE_S)
                         neighbour.prepare(kind, fds, self.sizes)
                         found.append(self.copier.timed(host, way, meanwhile=neighbour.go))
                         theirs.append(neighbour.took_ms())
@@ -317,6 +347,22 @@ class Bench:
                     self.keep(f"{host.kind} {way} beside {kind}", found, stall_ms=stall, **more)
         for fd in fds:
             os.close(fd)
+        self.copier.free()
+
+    def after_release(self, host: Host, neighbour: Neighbour) -> None:
+        """How long a copy suffers from memory that was given back before it."""
+        self.copier.make()
+        for wait_ms in (0, 10, 20, 30, 50, 100):
+            found = []
+            for _ in range(self.options.reps):
+                neighbour.prepare("release", [], [])
+                time.sleep(SETTLE_S)
+                neighbour.go()
+                theirs = neighbour.took_ms()
+                time.sleep(wait_ms / 1000)
+                found.append(self.copier.timed(host, "each"))
+                neighbour.undo()
+            self.keep(f"{host.kind} {wait_ms} ms after a release", found, theirs_ms=round(theirs, 1))
         self.copier.free()
 
 
@@ -345,9 +391,13 @@ def main() -> None:
                     if kind == "alloc" or not bench.bus:
                         bench.measure_bus(host)
                     bench.alone(host)
-                    kinds = KINDS if kind in {"shm", "hugetlb"} else ("kv", "import")
-                    ways = ("each", "2streams", "4streams") if kind == "shm" else ("each",)
-                    bench.disturbed(host, neighbour, kinds, ways)
+                    if kind == "shm":
+                        bench.disturbed(host, neighbour, KINDS, ("each",))
+                        ways = ("2m", "8m", "32m", "throttled 1", "throttled 2", "throttled 4")
+                        bench.disturbed(host, neighbour, ("import", "import by four"), ways)
+                        bench.after_release(host, neighbour)
+                    else:
+                        bench.disturbed(host, neighbour, ("kv", "import"), ("each",))
                     host.close()
 
 

@@ -137,9 +137,7 @@ class Bench:
         self.path = Path(tempfile.mkdtemp(prefix="ehwakes-"))
         self.wanted = sizes(int(options.gib * (1 << 30)))
         self.total = sum(self.wanted)
-        self.devices = [gpu.uuid for gpu in gpus.gpus()]
-        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-            self.devices = [uuid for n, uuid in enumerate(self.devices) if str(n) in visible.split(",") or uuid in visible]
+        self.devices = [gpu.uuid for gpu in gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"))]
         self.rows: dict[str, Any] = {"bytes": self.total, "segments": len(self.wanted), "devices": len(self.devices)}
         self.bus = 0.0
         self.daemon: Daemon | None = None

@@ -1,5 +1,6 @@
 """Tests that need a GPU. Elsewhere each of them is skipped, and says why."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,4 +28,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> gpus.Gpu:
-    return gpus.gpus()[0]
+    """The first that CUDA sees."""
+    return gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
