@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from pool.client import ANSWER_S, SILENCE_S, Attachment, PoolRefused, ask, expect, replies
-from pool.messages import Attached, Deposit, Filled, Find, Release, Released, Room, Seal, Staged, Staging
+from pool.messages import Attach, Attached, Deposit, Filled, Find, Release, Released, Room, Seal, Staged, Staging
 from pool.wire import Channel, close_all
 
 FILL_S = 60.0
@@ -21,6 +21,12 @@ class DeviceAttachment(Attachment):
     def __init__(self, path: str, channel: Channel, attached: Attached, fds: list[int]) -> None:
         self.filled: Filled | None = None
         super().__init__(path, channel, attached, fds)
+
+    def succeeded(self, attached: Attached, fds: list[int]) -> "DeviceAttachment":
+        """What this connection holds instead; `end_thread` has been called."""
+        self._bell.close()
+        self._ear.close()
+        return DeviceAttachment(self._path, self.channel, attached, fds)
 
     def release(self, *, deadline_s: float = FILL_S) -> Released | None:
         """Give it back and hear that the memory is free; None if the daemon has died meanwhile. Unmap first."""
@@ -51,6 +57,36 @@ def attach_device(
         channel.close()
         raise
     attachment = DeviceAttachment(os.fspath(path), channel, attached, fds)
+    attachment.filled = filled
+    return attachment
+
+
+class Spoiled(OSError):
+    """The memory that was to be exchanged holds neither set: unmap it."""
+
+
+def exchange(old: DeviceAttachment, weight_set: str) -> DeviceAttachment:
+    """Blocking: another set of the same layout into the memory that is mapped, which nobody reads meanwhile.
+
+    `old` is of no use afterwards. Raises PoolRefused (`not_in_place`, ...): nothing has changed, but a death of the daemon goes
+    unnoticed until `old` is released; Spoiled.
+    """
+    old.end_thread()
+    request = Attach(weight_set=weight_set, device=old.attached.device, over=old.attached.weight_set)
+    try:
+        old.channel.send(request, ANSWER_S)
+        attached = expect(Attached, old.channel.receive(replies, FILL_S))
+        fds = old.channel.receive_fds(attached.host_segments, ANSWER_S)
+    except OSError as error:
+        old.close()
+        raise Spoiled(f"{weight_set} over {old.attached.weight_set}: {error}") from error
+    try:
+        filled = expect(Filled, old.channel.receive(replies, FILL_S))
+    except (OSError, PoolRefused) as error:
+        close_all(fds)
+        old.close()
+        raise Spoiled(f"{weight_set} over {old.attached.weight_set}: {error}") from error
+    attachment = old.succeeded(attached, fds)
     attachment.filled = filled
     return attachment
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pool.arena import Arena
-from pool.fill import OnDevice, fill, free
+from pool.fill import OnDevice, fill, free, refill
 from pool.gpu import Gpu
 from pool.lane import Lane, Turn
 from pool.manifest import Manifest
@@ -45,6 +45,16 @@ class Device:
     """Copies of a set that was found corrupt and has been brought anew: for those who have them, and for nobody else."""
     left: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Sets, and their bytes, of a daemon before this one: how many engines map them."""
+
+    def holds_on_to(self, resident: Resident, newcomer: str) -> str | None:
+        """Why the memory of one set can't become another's; None: it can."""
+        if resident.holders != 1:
+            return f"{resident.holders} have it"
+        if newcomer in self.residents:
+            return "the other is there already"
+        if self.residents.get(resident.weight_set) is not resident or not resident.filled.done():
+            return "it is on its way"
+        return "its copy failed" if resident.filled.exception() is not None else None
 
     def leave(self, resident: Resident) -> bool:
         """It is not handed out any more. True: its memory is to be freed, by whoever asked."""
@@ -158,17 +168,37 @@ class Devices:
         resident.holders += 1
         return resident
 
-    def _send(self, device: Device, slabs: Slabs) -> Resident:
+    async def exchange(self, manifest: Manifest, uuid: str, old: Resident) -> Resident:
+        """The set of `manifest` into the memory of another one of its layout, which its only holder gives up with this.
+
+        Raises Refused (`not_in_place`, `unknown_device`): then all is as it was.
+        """
+        device = self._device(uuid)
+        slabs = await self._mapped(manifest)
+        if (why := device.holds_on_to(old, manifest.weight_set)) is not None:
+            raise Refused("not_in_place", f"{manifest.weight_set} can't take the memory of {old.weight_set} on {uuid}: {why}")
+        device.leave(old)
+        old.holders = 0
+        resident = device.residents[manifest.weight_set] = self._send(device, slabs, old.exported.result())
+        resident.holders = 1
+        return resident
+
+    def _send(self, device: Device, slabs: Slabs, made: OnDevice | None = None) -> Resident:
+        """made: memory of another set that this one's bytes replace."""
         loop = asyncio.get_running_loop()
         exported: asyncio.Future[OnDevice] = loop.create_future()
         filled: asyncio.Future[Filled] = loop.create_future()
         asked = time.monotonic()
+        if made is not None:
+            exported.set_result(made)
 
         def tell(made: OnDevice) -> None:
             loop.call_soon_threadsafe(exported.set_result, made)
 
         def work() -> Filled:
             with self._routes.chosen(device.lane.gpu, slabs.size_bytes) as routes:
+                if made is not None:
+                    return refill(device.lane.gpu, slabs, made, routes)
                 return fill(device.lane.gpu, slabs, tell, routes)
 
         def settle(done: asyncio.Future[Filled]) -> None:

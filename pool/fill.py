@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.journey import Journey, Route
-from pool.messages import Filled
+from pool.messages import Filled, Shard
 from pool.residency import Refused
 from pool.slabs import Slabs
 
@@ -63,6 +63,8 @@ class OnDevice:
     blocks: list[Block]
     fds: list[int]
     """One a segment, ours to close."""
+    writers: tuple[str, ...] = ()
+    """Devices that may relay into it."""
 
 
 def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None], routes: Sequence[Route] = ()) -> Filled:
@@ -85,13 +87,36 @@ def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None], routes: S
             journey.send(block, part)
             fds[step.segment] = gpu.export(block)
         count = range(len(slabs.parts))
-        exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count]))
+        exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers))
         shards = journey.arrive(begun)
     except BaseException as error:
         _undo(journey, OnDevice(list(blocks.values()), list(fds.values())))
         if isinstance(error, NoDeviceMemory):
             raise full(slabs.weight_set, gpu, slabs.size_bytes, gpu.free_bytes()) from error
         raise
+    return _filled(slabs, shards, begun)
+
+
+def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = ()) -> Filled:
+    """Another set of the same layout into memory that is there: nothing is made, nothing mapped, nothing given back.
+
+    Only those help who could when it was made. Raises OSError; then the memory is gone.
+    """
+    begun = time.monotonic()
+    able = [route for route in routes if route.helper is None or route.helper.uuid in made.writers]
+    journey = Journey(gpu, able)
+    try:
+        for block, part in sorted(zip(made.blocks, slabs.parts, strict=True), key=lambda pair: not pair[1].registered):
+            part.register(gpu)
+            journey.send(block, part)
+        shards = journey.arrive(begun)
+    except BaseException:
+        _undo(journey, made)
+        raise
+    return _filled(slabs, shards, begun)
+
+
+def _filled(slabs: Slabs, shards: tuple[Shard, ...], begun: float) -> Filled:
     seconds = time.monotonic() - begun
     moved = slabs.size_bytes
     path = "links" if len(shards) > 1 else "host"

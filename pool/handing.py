@@ -20,7 +20,7 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
     manifest = held.hold(request.weight_set)
     attached = Attached(
         weight_set=manifest.weight_set, segments=manifest.segments, tensors=manifest.tensors,
-        host_segments=manifest.host_segments, device=request.device,
+        host_segments=manifest.host_segments, device=request.device, in_place=request.over is not None,
     )  # fmt: skip
     if request.left_on is not None:
         held.left(manifest, request.left_on)
@@ -28,7 +28,10 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
         await hand_over(channel, attached, arena.open(manifest))
         return
     try:
-        resident = await held.hold_on(manifest, request.device)
+        if request.over is not None:
+            resident = await held.exchange(manifest, request.device, request.over)
+        else:
+            resident = await held.hold_on(manifest, request.device)
     except Refused:
         await held.release(manifest.weight_set, None)
         raise
@@ -50,6 +53,6 @@ async def _send_device(
     count = len(manifest.segments) - manifest.host_segments
     fds = arena.open(manifest)
     close_all(fds[:count])
-    copies = [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
+    copies = [] if attached.in_place else [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
     await hand_over(channel, attached, [*copies, *fds[count:]])
     return await asyncio.shield(resident.filled)

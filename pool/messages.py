@@ -29,6 +29,12 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     weight_set: str
     device: str | None = None
     """UUID of a GPU of this node."""
+    over: str | None = None
+    """A set of the same layout that this connection holds on the device: its memory shall take the new set's bytes where it is.
+
+    Then `Attached.in_place` is set and descriptors come of host segments alone. A `Refusal` (`not_in_place`: others have that
+    memory, or the set is there already; `unknown_set`; `corrupt`) instead of `Attached` has changed nothing.
+    """
     left_on: str | None = None
     """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
 
@@ -121,6 +127,8 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host_segments: int = 0
     """The last so many segments are host memory also where a device was named."""
     device: str | None = None
+    in_place: bool = False
+    """The device's memory is what was mapped before: not to be read until `Filled`."""
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +217,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Codes: `over_budget` (need_bytes, free_bytes), `no_room` (the host has less than the budget), `unknown_set`, `in_use`,
     `bad_source`, `corrupt`, `forbidden` (another user), `failed` (the daemon's own fault, or its disk's), `unknown_device`,
-    `device_full` (need_bytes, free_bytes: seen before a byte is copied), `bad_layout`."""
+    `device_full` (need_bytes, free_bytes: seen before a byte is copied), `bad_layout`, `not_in_place`."""
 
     code: str
     message: str

@@ -100,7 +100,8 @@ class Dealer:
     """Gives each piece to the path that is furthest behind its share, so that all are busy from the first to the last."""
 
     def __init__(self, shares: Sequence[float]) -> None:
-        self._shares = shares
+        total = sum(shares)
+        self._shares = [share / total for share in shares]
         self.dealt = [0] * len(shares)
         """Bytes, per path."""
 

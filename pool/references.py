@@ -28,6 +28,17 @@ class References:
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
         return resident
 
+    async def exchange(self, manifest: Manifest, device: str, over: str) -> Resident:
+        """The host's reference to the new set is taken already. Raises Refused; then this connection holds what it held."""
+        held = self._on_device.get((over, device), [])
+        if len(held) != 1 or self._residency.find(over).manifest.layout_digest != manifest.layout_digest:
+            raise Refused("not_in_place", f"{over[:64]} is not held once by this connection on {device[:64]}, in that layout")
+        resident = await self._devices.exchange(manifest, device, held[0])
+        held.pop()
+        self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
+        await self._let_go(over)
+        return resident
+
     def left(self, manifest: Manifest, device: str) -> None:
         """On a device, put there by a daemon before this one."""
         self._devices.left(manifest, device, 1)

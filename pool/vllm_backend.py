@@ -122,6 +122,13 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         """After vLLM has loaded the model's weights: those of the one that drafts for it, if there is one."""
         vllm_version.load_draft(self._worker)
 
+    def exchange(self, weight_set: str) -> Filled | None:
+        """See `VllmWeights.exchange`; KV memory stays."""
+        filled = self.weights.exchange(weight_set)
+        if filled is not None:
+            self._last = weight_set
+        return filled
+
     def suspend(self, level: int = 1) -> None:
         """vLLM's own call. Whatever the level, nothing is copied: the pool has the weights (see `VllmWeights.deposit`)."""
         if self.weights.own:

@@ -13,8 +13,9 @@ import torch
 from cuda.bindings import driver
 from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
 
+from pool.client import PoolRefused
 from pool.cuda import access, checked, imported, map_at
-from pool.devicelink import DeviceAttachment, attach_device, deposit
+from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.messages import Attached, Deposit, Filled, Released, Staged, Tensor
 from pool.native import Named, Native, Span, compare, native
 from pool.vllm_version import memory_pools
@@ -139,6 +140,26 @@ class VllmWeights:
         filled = self._attachment.filled
         assert filled is not None
         return filled
+
+    def exchange(self, weight_set: str) -> Filled | None:
+        """Another set of the same layout into the memory that is mapped; None: it can't be, and nothing has changed.
+
+        Raises OSError: nothing is mapped.
+        """
+        assert self._attachment is not None
+        torch.cuda.synchronize()
+        try:
+            self._attachment = exchange(self._attachment, weight_set)
+            self._copy_private(self._attachment)
+        except PoolRefused:  # whatever it is: a detach and an attach tell
+            return None
+        except OSError:
+            self._unmap(self._shared)
+            self._attachment.close()
+            self._attachment = None
+            raise
+        self._attachment.close_fds()
+        return self._attachment.filled
 
     def detach(self) -> Released | None:
         """Unmap, give the reference back, hear that the memory is free (None: the daemon has died). Twice is fine."""

@@ -25,6 +25,8 @@ class FakeGpu:
     """No ring fits, although there was room when it was asked for."""
     relayed: list[tuple[int, int]] = field(default_factory=list)
     """Through this device's ring: offset and size, in the order in which they left."""
+    failing: bool = False
+    """Copies fail."""
     broken: bool = False
     """The second hop fails."""
     pinnable: bool = True
@@ -95,6 +97,9 @@ class FakeGpu:
 
     def wait(self) -> None:
         assert self.gate.wait(20)
+        if self.failing and self._queue:
+            self._queue.clear()
+            raise OSError(700, "a copy failed")
         for block, offset, address, size in self._queue:
             if block.handle in self.blocks:
                 ctypes.memmove(block.address + offset, address, size)

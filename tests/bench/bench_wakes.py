@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from pool.devicelink import attach_device, deposit
+from pool.devicelink import attach_device, deposit, exchange
 from pool.messages import Deposit, Filled, Tensor
 from pool.place import place
-from tests.bench.bench_copy import sizes
+from tests.bench.bench_copy import SETTLE_S, sizes
 from tests.poolroom import Daemon, wait_for, write_safetensors
 from worker import gpus
 
@@ -181,7 +181,7 @@ class Bench:
     def start(self, *extra: str) -> Any:
         directory = self.path / "pool"
         directory.mkdir(mode=0o700, exist_ok=True)
-        self.daemon = Daemon(directory, budget=5 * self.total, extra=("--gpus", *extra)).start()
+        self.daemon = Daemon(directory, budget=6 * self.total, extra=("--gpus", *extra)).start()
         return {"socket": str(self.daemon.socket)}
 
     def end(self) -> None:
@@ -207,8 +207,12 @@ class Bench:
         attachment.release()
         return took * 1000, filled, (time.monotonic() - begun) * 1000
 
-    def wakes(self, count: int) -> dict[str, Any]:
-        found = [self.attach() for _ in range(count)]
+    def wakes(self, count: int, *, settled: bool = False) -> dict[str, Any]:
+        """settled: not right behind the release of as much memory, which the driver wipes while it is copied to."""
+        found = []
+        for _ in range(count):
+            threading.Event().wait(SETTLE_S if settled else 0)
+            found.append(self.attach())
         took = sorted(one[0] for one in found)
         copy = statistics.median(one[1].took_ms for one in found)
         rate = self.total / copy * 1000
@@ -222,7 +226,30 @@ class Bench:
 
     def alone(self) -> Any:
         self.attach()
-        return self.wakes(self.options.wakes)
+        return {"back to back": self.wakes(self.options.wakes), "settled": self.wakes(self.options.wakes, settled=True)}
+
+    def in_place(self) -> Any:
+        """Two sets of one layout take turns in memory that stays mapped."""
+        assert self.daemon is not None
+        pinned = len(self.daemon.events("registered"))
+        other, _ = bring(self.daemon.socket, request(self.path, "second", self.wanted), 2)
+        wait_for(lambda: len(self.daemon.events("registered")) > pinned, 60)  # type: ignore[union-attr]
+        attachment = attach_device(self.daemon.socket, self.weight_set, self.devices[0], lambda attached, fds: None)
+        took, copies = [], []
+        for number in range(self.options.wakes):
+            begun = time.monotonic()
+            attachment = exchange(attachment, self.weight_set if number % 2 else other)
+            took.append((time.monotonic() - begun) * 1000)
+            assert attachment.filled is not None
+            copies.append(attachment.filled)
+        attachment.release()
+        copy = statistics.median(one.took_ms for one in copies)
+        rate = self.total / copy * 1000
+        return {
+            "switch_p50_ms": statistics.median(took), "switch_p99_ms": max(took), "copy_ms": copy, "gb_per_s": rate / 1e9,
+            "of_bus": rate / self.bus if self.bus else None, "n": len(took), "path": copies[-1].path,
+            "shard_ms": {shard.via: shard.took_ms for shard in copies[-1].shards},
+        }  # fmt: skip
 
     def beside_staging(self) -> Any:
         assert self.daemon is not None
@@ -268,6 +295,7 @@ def main() -> None:
     bench.phase("first", bench.first)
     several = len(bench.devices) > 1
     bench.phase("links alone" if several else "alone", bench.alone)
+    bench.phase("links in place" if several else "in place", bench.in_place)
     if several and "decoding" not in options.without:
         bench.phase("helper decodes", lambda: bench.beside_decoding(bench.devices[1]))
     if several:
@@ -275,6 +303,7 @@ def main() -> None:
         bench.phase("start without helpers", lambda: bench.start("--no-helpers"))
         wait_for(lambda: bench.daemon is not None and bench.daemon.events("registered"), 60)
         bench.phase("alone", bench.alone)
+        bench.phase("in place", bench.in_place)
     if "decoding" not in options.without:
         bench.phase("target decodes", lambda: bench.beside_decoding(bench.devices[0]))
     if "staging" not in options.without:

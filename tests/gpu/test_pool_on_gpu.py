@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pool.client import PoolRefused
-from pool.devicelink import DeviceAttachment, attach_device, deposit
+from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.messages import Attached, Deposit, Tensor
 from tests.poolroom import Daemon, wait_for, write_safetensors
 from worker import gpus
@@ -150,6 +150,22 @@ def test_a_set_larger_than_what_is_free_is_refused_with_both_numbers(house: Hous
     attachment = house.attach(device)
     importer.unmap()
     attachment.release()
+
+
+def test_a_switch_takes_place_in_memory_that_is_mapped(house: House, device: gpus.Gpu) -> None:
+    attachment = house.attach(device)
+    before = gpus.used_bytes(device.uuid)
+    house.bytes = house.bytes[::-1].copy()
+    second = deposit(house.daemon.socket, house.request, house.write).weight_set
+    assert second != house.weight_set
+    attachment = exchange(attachment, second)
+    for number in range(SEGMENTS):
+        assert np.array_equal(house.importer.read(number), house.bytes[number])
+    assert abs(gpus.used_bytes(device.uuid) - before) < 2 * MIB
+    house.importer.unmap()
+    released = attachment.release()
+    assert released is not None
+    assert released.freed_bytes == SEGMENTS * SIZE
 
 
 # ---- deaths in the middle of a copy, bad bytes ----------------------------------------------------------------

@@ -129,10 +129,25 @@ class VllmEngine:
         """Another set while awake and drained: KV memory stays, what it remembers is forgotten. A failure leaves it asleep."""
         self._must_rest()
         self._core.reset_prefix_cache()
+        if self._exchanged(pool_socket, weight_set):
+            return
         self._backend.weights.detach()
         self._awake = False
         self._map(pool_socket, weight_set)
         self._awake = True
+
+    def _exchanged(self, pool_socket: str, weight_set: str) -> bool:
+        """In place, where nobody else has the memory: nothing is unmapped, made or mapped."""
+        with faults(pool_socket, self._device):
+            try:
+                filled = self._backend.exchange(weight_set)
+            except OSError:
+                self._awake = False
+                self._backend.kv.release()
+                raise
+        if filled is not None:
+            self._filled = filled
+        return filled is not None
 
     # ---- awake and asleep -----------------------------------------------------------------------------------
 

@@ -89,6 +89,10 @@ class Gang:
             path="host" if copied else "resident",
         )  # fmt: skip
 
+    def exchange(self, weight_set: str) -> Filled | None:
+        """Ranks detach and attach: one that failed in place would leave the others with another model."""
+        return None
+
     def moved(self, device: str) -> None:
         raise EngineFault("not_available", "a gang's ranks can't change their devices")
 

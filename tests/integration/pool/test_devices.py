@@ -12,7 +12,7 @@ import pytest
 
 from pool.arena import Arena
 from pool.client import PoolClient, PoolRefused
-from pool.devicelink import attach_device, deposit, find
+from pool.devicelink import Spoiled, attach_device, deposit, exchange, find
 from pool.messages import Attached, Deposit, Described, Tensor
 from pool.residency import Residency
 from pool.server import Server
@@ -323,3 +323,77 @@ async def test_what_a_dead_daemon_left_on_a_device_is_counted_for_as_long_as_an_
             await asyncio.to_thread(attachment.close)
             while await left():
                 await asyncio.sleep(0.01)
+
+
+# ---- one set in another's place --------------------------------------------------------------------------------
+
+
+async def two_sets(room: Room) -> tuple[str, str]:
+    first = await room.deposit()
+    room.weights = room.weights[::-1]
+    return first, await room.deposit()
+
+
+async def test_a_switch_takes_place_in_memory_that_is_mapped(room: Room) -> None:
+    first, second = await two_sets(room)
+    old = await room.attach(first)
+    blocks = set(room.gpu.blocks)
+    new = await asyncio.to_thread(exchange, old, second)
+    assert new.filled is not None
+    assert new.filled.copied_bytes == SHARED + 2 * MIB
+    assert (new.attached.in_place, len(new.fds)) == (True, 1)
+    assert os.pread(new.fds[0], 200, 0) == room.norm
+    assert set(room.gpu.blocks) == blocks, "nothing was made, nothing freed"
+    assert read(old.fds[0], 0, SHARED) == room.weights, "the descriptors of before show the new bytes"
+    described = await room.described()
+    assert described.devices[0].sets == {second: 1}
+    assert {one.weight_set: one.mapped_by for one in described.sets} == {first: 0, second: 1}
+    back = await asyncio.to_thread(exchange, new, first)
+    assert read(old.fds[0], 0, SHARED) == room.weights[::-1]
+    released = await asyncio.to_thread(back.release)
+    assert released is not None
+    assert released.freed_bytes == SHARED + 2 * MIB
+    assert room.gpu.blocks == {}
+
+
+async def test_memory_that_others_have_is_not_taken_from_them(room: Room) -> None:
+    first, second = await two_sets(room)
+    old, neighbour = await room.attach(first), await room.attach(first)
+    with pytest.raises(PoolRefused, match="not_in_place"):
+        await asyncio.to_thread(exchange, old, second)
+    assert (await room.described()).devices[0].sets == {first: 2}
+    assert {one.weight_set: one.mapped_by for one in (await room.described()).sets} == {first: 2, second: 0}
+    assert (await asyncio.to_thread(old.release)).freed_bytes == 0
+    assert (await asyncio.to_thread(neighbour.release)).freed_bytes == SHARED + 2 * MIB
+
+
+async def test_a_set_that_is_there_already_is_shared_rather_than_brought_again(room: Room) -> None:
+    first, second = await two_sets(room)
+    old, neighbour = await room.attach(first), await room.attach(second)
+    with pytest.raises(PoolRefused, match="not_in_place"):
+        await asyncio.to_thread(exchange, old, second)
+    for one in (old, neighbour):
+        await asyncio.to_thread(one.release)
+
+
+async def test_another_layout_takes_nobodys_place(room: Room) -> None:
+    first = await room.deposit()
+    other = room.request(form="cfg_2", tensors=room.request().tensors[:2])
+    second = (await asyncio.to_thread(deposit, room.socket, other, room.write)).weight_set
+    old = await room.attach(first)
+    with pytest.raises(PoolRefused, match="not_in_place"):
+        await asyncio.to_thread(exchange, old, second)
+    await asyncio.to_thread(old.release)
+
+
+async def test_a_copy_that_fails_in_place_leaves_the_device_empty_and_says_so(room: Room) -> None:
+    first, second = await two_sets(room)
+    old = await room.attach(first)
+    room.gpu.failing = True
+    with pytest.raises(Spoiled):
+        await asyncio.to_thread(exchange, old, second)
+    room.gpu.failing = False
+    await until(lambda: not room.gpu.blocks)
+    again = await room.attach(second)
+    assert read(again.fds[0], 0, SHARED) == room.weights
+    await asyncio.to_thread(again.release)
