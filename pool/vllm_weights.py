@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,8 @@ from pool.client import PoolRefused
 from pool.cuda import access, checked, imported, map_at
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.messages import Attached, Deposit, Filled, Released, Staged, Tensor
-from pool.native import Named, Native, Span, compare, native
+from pool.native import Native, Span, compare, native
+from pool.vllm_tensors import buffers, named
 from pool.vllm_version import memory_pools
 
 _TAG = "weights"
@@ -25,11 +26,6 @@ _CHUNK_BYTES = 16 << 20
 """From the device through a pinned buffer of this size: from 8 MiB on the link is full."""
 _WRITERS = 8
 """Writing into fresh shared memory is what takes the time; measured alike with 8 and 16 threads."""
-_DTYPES = {
-    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64", torch.uint8: "U8",
-    torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
 
 
 class VllmWeights:
@@ -46,6 +42,8 @@ class VllmWeights:
         ordinal = self._data[0].handle[0]
         self._rights = access(ordinal, writable=False)
         self._context = checked("cuCtxGetCurrent", driver.cuCtxGetCurrent())
+        self._computed = [(tensor, tensor.cpu()) for tensor in buffers(self._models) if self._is_shared(tensor)]
+        """What no checkpoint holds, such as tables of rotations: a load leaves it as it is, so it must be there before."""
         self._own = True
         self._attachment: DeviceAttachment | None = None
         self._loose: str | None = None
@@ -76,12 +74,17 @@ class VllmWeights:
     # ---- own memory -----------------------------------------------------------------------------------------
 
     def take_own(self) -> None:
-        """Writable memory of vLLM's own under the shared segments, its contents undefined. Raises RuntimeError."""
+        """Writable memory of vLLM's own under the shared segments: nothing in it but what the model computes for itself.
+
+        Raises RuntimeError.
+        """
         assert not self._own
         assert self._attachment is None
         for data in self._shared:
             create_and_map(data.handle)
             data.is_asleep = False
+        for tensor, kept in self._computed:
+            tensor.copy_(kept)
         self._own = True
         self._loose = None  # whoever takes it is about to load something else
 
@@ -196,6 +199,9 @@ class VllmWeights:
         data.is_asleep = True
         _remember(data, 0)
 
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        return any(span.address <= tensor.data_ptr() < span.end for span in self._native.shared)
+
     # ---- looking and copying out ----------------------------------------------------------------------------
 
     def _look(self) -> Native:
@@ -207,7 +213,7 @@ class VllmWeights:
             for block in segment["blocks"]
             if block["state"].startswith("active")
         ]
-        return native(segments, blocks, list(_named(self._models)))
+        return native(segments, blocks, list(named(self._models)))
 
     def _write(self, fds: list[int]) -> None:
         """Every tensor to its place in the set's segments."""
@@ -244,25 +250,3 @@ class VllmWeights:
 def _remember(data: Any, handle: int) -> None:
     """vLLM keeps each handle in memory of its C side and releases what it finds there: let it find what is mapped."""
     ctypes.c_uint64.from_address(data.handle[3]).value = handle
-
-
-def _named(models: dict[str, torch.nn.Module]) -> Iterator[Named]:
-    """Parameters and buffers on the device, each place once. Raises ValueError for a parameter that is not."""
-    seen: set[tuple[int, int]] = set()
-    for before, model in models.items():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            name = before + name
-            size = tensor.numel() * tensor.element_size()
-            if not size:
-                continue
-            if not tensor.is_cuda:
-                if isinstance(tensor, torch.nn.Parameter):
-                    raise ValueError(f"{name} lies on {tensor.device}: weights off the device are not supported")
-                continue
-            span = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-            if span != tensor.numel():
-                raise ValueError(f"{name} has gaps (strides {tensor.stride()}): such weights are not supported")
-            if (tensor.data_ptr(), size) not in seen:
-                seen.add((tensor.data_ptr(), size))
-                dtype = _DTYPES.get(tensor.dtype, str(tensor.dtype))
-                yield Named(name, dtype, tuple(tensor.shape), Span(tensor.data_ptr(), size))

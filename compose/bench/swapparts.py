@@ -70,7 +70,7 @@ class SwapParts:
     def cycles(self, name: str) -> Row:
         """Up and down again; the first token counts against a warm first token of the same prompt."""
         found = [self._cycle(name) for _ in range(self.scene.setting.cycles + 1)]
-        return {"first": found[0], "median": medians(found[1:]), "rows": found}
+        return {"first": found[0], "median": medians(found[1:]), "rows": found, "ids": self.tokens[name]}
 
     def _cycle(self, name: str) -> Row:
         engine = self.engine
@@ -112,7 +112,7 @@ class SwapParts:
         self._plain = PlainProcess(
             self.scene.setting.work, self.scene.sources["a"], self.scene.device, self.scene.arguments
         )  # fmt: skip
-        return {"start_s": self.plain.start_s, "same_tokens_as_ours": self._as_ours(self.plain, "a")}
+        return {"start_s": self.plain.start_s, **self._compared(self.plain, "a")}
 
     @property
     def plain(self) -> PlainProcess:
@@ -141,12 +141,13 @@ class SwapParts:
         """A fresh vLLM on the second checkpoint."""
         plain = PlainProcess(self.scene.setting.work, self.scene.sources["b"], self.scene.device, self.scene.arguments)
         try:
-            return {"start_s": plain.start_s, "same_tokens_as_ours": self._as_ours(plain, "b")}
+            return {"start_s": plain.start_s, **self._compared(plain, "b")}
         finally:
             plain.end()
 
-    def _as_ours(self, plain: PlainProcess, name: str) -> bool:
-        return tuple(plain.ask("tokens")["ids"]) == self.tokens.get(name)
+    def _compared(self, plain: PlainProcess, name: str) -> Row:
+        ids = plain.ask("tokens")["ids"]
+        return {"ids": ids, "same_tokens_as_ours": tuple(ids) == self.tokens.get(name)}
 
     def end(self) -> None:
         if self._plain is not None:
