@@ -56,7 +56,7 @@ class VllmEngine:
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._gang = gang(self._core, devices) if len(devices) > 1 else None
         self._backend: PoolBackend | Gang = self._gang or alone(self._core, device)
-        self._awake = False
+        self._awake = self._parked = False
         self._running: dict[str, Sampling] = {}
         self._filled = Filled(copied_bytes=0, took_ms=0.0, bytes_per_s=0.0, path="resident")
         self._context: int = config.model_config.max_model_len
@@ -243,12 +243,14 @@ class VllmEngine:
         self._backend.trim()
         from worker.engines import vllm_parking  # noqa: PLC0415 - torch, as above
 
+        self._parked = True
         vllm_parking.scrub(self._core)
 
     def revived(self) -> None:
         from worker.engines import vllm_parking  # noqa: PLC0415
 
         vllm_parking.revived()
+        self._parked = False
 
     def moved(self, device: str) -> None:
         if self._gang is not None:
@@ -267,7 +269,7 @@ class VllmEngine:
 
     def state(self) -> State:
         weights = self._backend.weights
-        used = used_bytes(self._device, self._gang)
+        used = None if self._parked else used_bytes(self._device, self._gang)  # a question would open the driver's files again
         return State(
             attached=weights.attached, awake=self._awake, running=len(self._running), bytes_mapped=weights.bytes_mapped,
             bytes_kv=self._backend.kv.size_bytes, bytes_own=weights.shared_bytes if weights.own else 0,
