@@ -49,13 +49,14 @@ class TokenPort:
             self._writer.write(pack(Submit(request=name, prompt=prompt, sampling=sampling)))
             while True:
                 match await self._words.get():
-                    case Tokens(request=request, ids=more) if request == name:
+                    case Tokens(requests=requests, ids=columns) if name in requests:
                         first = first or (time.monotonic() - begun) * 1000
-                        ids.extend(more)
+                        ids.extend(columns[requests.index(name)])
                     case Ended(request=request, reason=reason, count=count, message=message) if request == name:
                         if reason != "length":
                             raise RuntimeError(f"{request} ended with {reason}: {message}")
                         self._writer.write(pack(Ack(request=name, count=count, ended=True)))
+                        assert len(ids) == tokens, f"{len(ids)} ids of {tokens}"
                         return tuple(ids), first
                     case _:
                         pass
