@@ -65,6 +65,16 @@ def install() -> None:
         gc.disable()
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """For imports in the block. Collects no garbage there, and what is there afterwards stays."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        started()
+
+
 def started() -> None:
     """The program has been imported. What is there now stays: leave it out of every collection to come."""
     gc.freeze()

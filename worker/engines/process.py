@@ -16,6 +16,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from controlplane import lean
 from worker import tether
 from worker.engines.interface import Engine, EngineFault
 from worker.engines.link import RETRY_S, Link
@@ -226,7 +227,8 @@ def make(
             # Threads that spin at barriers are ruin where they have to share processors: 10 tokens/s instead of 50.
             # Read once, when torch loads its OpenMP.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-            from worker.engines.transformers import TransformersEngine  # noqa: PLC0415
+            with lean.uncollected():
+                from worker.engines.transformers import TransformersEngine  # noqa: PLC0415
 
             return TransformersEngine(source, arguments)
         case "vllm" if not device:
