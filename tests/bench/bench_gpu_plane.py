@@ -27,6 +27,7 @@ from controlplane.bus import Bus
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
 from controlplane.log.postgres import COLUMNS, recorded
+from controlplane.parties import DECIDER
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from tests.planeprocesses import PlaneProcesses
@@ -159,7 +160,7 @@ class Asked:
 
 
 async def fleet_of(plane: PlaneProcesses) -> Fleet:
-    bus = await Bus.connect(plane.plane, "bench")
+    bus = await Bus.connect(plane.plane, "bench", DECIDER)
     try:
         return await bus.state(timeout_s=30)
     finally:
@@ -167,7 +168,7 @@ async def fleet_of(plane: PlaneProcesses) -> Fleet:
 
 
 async def beat_of(plane: PlaneProcesses, after_s: float = 2.5) -> NodeBeat:
-    bus = await Bus.connect(plane.plane, "bench")
+    bus = await Bus.connect(plane.plane, "bench", DECIDER)
     heard: list[NodeBeat] = []
 
     async def hear(message: Any) -> None:

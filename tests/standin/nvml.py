@@ -1,6 +1,7 @@
 """NVML's part of a pretended machine: what the product asks of `pynvml`, by the same names."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from tests.standin.install import place
 from tests.standin.room import Room
@@ -49,6 +50,19 @@ def nvmlDeviceGetMemoryInfo(handle: str) -> SimpleNamespace:
 
 def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in _room().processes(handle).items()]
+
+
+def __getattr__(name: str) -> Any:
+    """What this machine's driver does not know."""
+    if name.startswith("NVML_"):
+        return 0
+
+    def unknown(*_: object) -> None:
+        raise NVMLError(f"{name} is not supported")
+
+    if not name.startswith("nvml"):
+        raise AttributeError(name)
+    return unknown
 
 
 def _room() -> Room:

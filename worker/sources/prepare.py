@@ -29,6 +29,8 @@ DEADLINE_S: Final = 4 * 3600.0
 """The largest models that a disk takes, over a slow line."""
 TAIL_BYTES: Final = 2000
 PAGE: Final = 4096
+PRIVATE: Final = "/dev/shm"  # noqa: S108 (looked at only)
+"""Engines live in a mount namespace where this is empty."""
 LIBRARIES: Final[dict[EngineName, tuple[tuple[str, ...], str]]] = {
     "transformers": (("torch", "transformers"), "cpu"),
     "vllm": (("vllm", "torch", "transformers"), "gpu"),
@@ -158,6 +160,10 @@ def _identity(source: str) -> tuple[str, ...]:
         raise SourceRefused("bad_source", f"{source!r} is neither hf:org/name@<40 hex>, an absolute path, nor fake:name")
     try:
         found = path.resolve(strict=True)
+        if found.is_relative_to(PRIVATE):
+            raise SourceRefused(
+                "bad_source", f"{source} lies in {PRIVATE}, and engines have one of their own: put it elsewhere"
+            )
         files = [found] if found.is_file() and source.endswith(".gguf") else sorted(found.iterdir())
         if found.is_dir() and not (found / "config.json").exists():  # before a process with torch is started to find it out
             raise SourceRefused("bad_source", f"{source} holds no model: it has no config.json", final=False)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,9 @@ def _openings(data: Path) -> list[str]:
             except OSError:
                 continue
     return [pid for pid, command in commands.items() if b"worker.sources.opening" in command and str(data).encode() in command]
+
+
+async def test_a_source_that_engines_could_not_see_is_refused(data: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as there:
+        (Path(there) / "config.json").write_text("{}")
+        assert "engines have one of their own" in (await refused(spec(Path(there)), data)).message
