@@ -69,7 +69,7 @@ async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plan
     asleep = sum(instance.bytes_used for instance in fleet.instances.values())
     assert asleep == len(fleet.instances) * 6 * MIB
     assert room.used(GPU) == asleep + 2 * MIB, "the skeletons', and the pool's context"
-    owners = (await beat_with(plane, lambda beat: beat.owners[GPU].kv == 0)).owners[GPU]
+    owners = (await beat_with(plane, lambda beat: beat.owners[GPU].kv == beat.owners[GPU].pool_sets == 0)).owners[GPU]
     assert (owners.skeletons, owners.pool_context, owners.pool_sets, owners.own_weights) == (asleep, 2 * MIB, 0, 0)
     assert owners.foreign == {}
     assert {w.size_bytes for w in fleet.weights.values()} == {2 * MIB}, "the pool has all three, and the plane knows of them"
