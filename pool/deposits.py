@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -30,6 +30,7 @@ class Pledge:
     draft: Draft
     ticket: int
     begun: float
+    digests: "Digests"
     ended: bool = False
 
 
@@ -60,7 +61,7 @@ class Deposits:
             self._stagings.way.leave()
             self._residency.settle(ticket)
             raise
-        pledge = Pledge(request, origin, draft, ticket, begun)
+        pledge = Pledge(request, origin, draft, ticket, begun, Digests(draft, request.tensors))
         try:
             await asyncio.to_thread(_allocate, draft)
         except OSError as error:
@@ -72,24 +73,25 @@ class Deposits:
             raise
         return pledge
 
-    async def seal(self, pledge: Pledge, progress: Progress) -> tuple[Manifest, Staged]:
+    async def seal(self, pledge: Pledge) -> tuple[Manifest, Staged]:
         """The bytes are there: digest them, publish the set. Raises Cancelled, OSError."""
         request, draft = pledge.request, pledge.draft
-        progress.total_bytes = sum(tensor.size_bytes for tensor in request.tensors)
-        tensors = await asyncio.to_thread(_digested, draft, request.tensors, progress)
+        pledge.digests.begin(len(request.tensors))
+        tensors = await asyncio.to_thread(pledge.digests.result)
         digest = native_digest(request.segments, request.host_segments, tensors)
         made = Manifest(
             weight_set=weight_set_id(digest, [tensor.digest for tensor in tensors]), layout_digest=digest,
             segments=request.segments, tensors=tensors, origins=(pledge.origin,), host_segments=request.host_segments,
         )  # fmt: skip
         kept = await self._stagings.keep(draft, made)
-        return kept, _staged(kept, pledge.begun, progress.done_bytes)
+        return kept, _staged(kept, pledge.begun, pledge.digests.progress.done_bytes)
 
     async def end(self, pledge: Pledge) -> None:
         """However it ended. Twice is fine."""
         if not pledge.ended:
             pledge.ended = True
             self._stagings.way.leave()
+        await asyncio.to_thread(pledge.digests.close)
         self._residency.settle(pledge.ticket)
         await self._stagings.end(pledge.draft)
 
@@ -122,18 +124,38 @@ def _allocate(draft: Draft) -> None:
         list(threads.map(draft.allocate, range(len(draft.sizes))))
 
 
-def _digested(draft: Draft, tensors: tuple[Tensor, ...], progress: Progress) -> tuple[Tensor, ...]:
-    def one(tensor: Tensor) -> Tensor:
+class Digests:
+    """Of a draft's tensors, begun while later ones are still being written."""
+
+    def __init__(self, draft: Draft, tensors: tuple[Tensor, ...]) -> None:
+        self.progress = Progress()
+        self.progress.total_bytes = sum(tensor.size_bytes for tensor in tensors)
+        self._draft, self._tensors = draft, tensors
+        self._threads = ThreadPoolExecutor(READERS, "pool-digest")
+        self._begun: list[Future[Tensor]] = []
+
+    def begin(self, count: int) -> None:
+        """The first so many are written. Fewer than before is fine."""
+        for tensor in self._tensors[len(self._begun) : max(count, 0)]:
+            self._begun.append(self._threads.submit(self._digested, tensor))
+
+    def result(self) -> tuple[Tensor, ...]:
+        """All of them. Raises Cancelled, OSError."""
+        return tuple(future.result() for future in self._begun)
+
+    def close(self) -> None:
+        """Returns once nobody reads the draft any more. Twice is fine."""
+        self.progress.cancel()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _digested(self, tensor: Tensor) -> Tensor:
         buffer, digest = memoryview(bytearray(min(CHUNK_BYTES, tensor.size_bytes))), blake3()
         for at in range(0, tensor.size_bytes, CHUNK_BYTES):
             chunk = buffer[: min(CHUNK_BYTES, tensor.size_bytes - at)]
-            read_into(draft.fds[tensor.segment], chunk, tensor.offset + at)
+            read_into(self._draft.fds[tensor.segment], chunk, tensor.offset + at)
             digest.update(chunk)
-            progress.advance(len(chunk))
+            self.progress.advance(len(chunk))
         return msgspec.structs.replace(tensor, digest=digest.hexdigest())
-
-    with ThreadPoolExecutor(READERS, "pool-digest") as threads:
-        return tuple(threads.map(one, tensors))
 
 
 def _staged(manifest: Manifest, begun: float, read_bytes: int) -> Staged:

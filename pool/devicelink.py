@@ -1,10 +1,10 @@
 """What an engine on a GPU says to the pool daemon, blocking: bring a set, find it, have it on a device, give it back."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pool.client import ANSWER_S, SILENCE_S, Attachment, PoolRefused, ask, expect, replies
-from pool.messages import Attach, Attached, Deposit, Filled, Find, Release, Released, Room, Seal, Staged, Staging
+from pool.messages import Attach, Attached, Deposit, Filled, Find, Release, Released, Room, Seal, Staged, Staging, Written
 from pool.wire import Channel, close_all
 
 FILL_S = 60.0
@@ -91,15 +91,19 @@ def exchange(old: DeviceAttachment, weight_set: str) -> DeviceAttachment:
     return attachment
 
 
-def deposit(path: str | os.PathLike[str], request: Deposit, write: Callable[[list[int]], None]) -> Staged:
-    """Blocking: bring a set in an engine's own layout. `write` fills the segments. Raises PoolRefused, OSError."""
+def deposit(path: str | os.PathLike[str], request: Deposit, write: Callable[[list[int]], Iterable[int] | None]) -> Staged:
+    """Blocking: bring a set in an engine's own layout. Raises PoolRefused, OSError.
+
+    `write` fills the segments; it may tell now and then how many tensors are done, the first first, for their digests to begin.
+    """
     channel = Channel.connect(os.fspath(path), ANSWER_S)
     try:
         channel.send(request, ANSWER_S)
         expect(Room, channel.receive(replies, ROOM_S))
         fds = channel.receive_fds(len(request.segments), ANSWER_S)
         try:
-            write(fds)
+            for count in write(fds) or ():
+                channel.send(Written(tensors=count), ANSWER_S)
         finally:
             close_all(fds)
         channel.send(Seal(), ANSWER_S)

@@ -63,6 +63,12 @@ class Deposit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Their digests are left out: the daemon computes them."""
 
 
+class Written(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first so many tensors of a deposit are there: digests need not wait for the rest. No answer."""
+
+    tensors: int
+
+
 class Seal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """All is written. Answer: `Staging` any number of times (digests), then `Staged`."""
 
@@ -225,5 +231,5 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     free_bytes: int = 0
 
 
-Request = Stage | Attach | Release | Deposit | Seal | Find | Drop | Verify | Describe
+Request = Stage | Attach | Release | Deposit | Written | Seal | Find | Drop | Verify | Describe
 Reply = Staging | Staged | Attached | Filled | Released | Room | Verified | Described | Refusal

@@ -34,11 +34,12 @@ from pool.messages import (
     Stage,
     Staged,
     Verify,
+    Written,
 )
 from pool.ready import Ready
 from pool.references import References
 from pool.residency import Refused, Residency
-from pool.stage import Cancelled, Progress
+from pool.stage import Cancelled
 from pool.stagings import Stagings
 from pool.talk import SEND_S, WORD_S, send, talking
 from pool.topology import NO_TOPOLOGY, Topology
@@ -163,7 +164,7 @@ class Server:
                 await send(channel, await held.release(weight_set, device))
             case Deposit():
                 await self._deposit(channel, request)
-            case Seal():
+            case Seal() | Written():
                 raise Refused("failed", "there is nothing to seal: ask for a deposit first")
             case Find(source=source, form=form):
                 await send(channel, await self.deposits.find(source, form))
@@ -195,15 +196,15 @@ class Server:
             async with asyncio.timeout(SEND_S):
                 await channel.send_fds(pledge.draft.fds)
             async with asyncio.timeout(WRITING_S):
-                sealed = await channel.receive(_requests, REQUEST_LIMIT, SEND_S)
-            if not isinstance(sealed, Seal):
+                while isinstance(word := await channel.receive(_requests, REQUEST_LIMIT, SEND_S), Written):
+                    pledge.digests.begin(word.tensors)
+            if not isinstance(word, Seal):
                 raise WireBroken("a deposit was not sealed")
-            progress = Progress()
-            sealing = asyncio.ensure_future(self.deposits.seal(pledge, progress))
+            sealing = asyncio.ensure_future(self.deposits.seal(pledge))
             try:
-                manifest, staged = await talking(channel, sealing, progress)
+                manifest, staged = await talking(channel, sealing, pledge.digests.progress)
             except BaseException:
-                progress.cancel()
+                pledge.digests.progress.cancel()
                 await asyncio.wait([sealing])
                 raise
             self.devices.prepare(manifest)

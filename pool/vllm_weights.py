@@ -2,10 +2,7 @@
 
 import ctypes
 import mmap
-import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,16 +13,13 @@ from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_an
 from pool.client import PoolRefused
 from pool.cuda import access, checked, imported, map_at
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
-from pool.messages import Attached, Deposit, Filled, Released, Staged, Tensor
+from pool.messages import Attached, Deposit, Filled, Released, Staged
 from pool.native import Native, Span, compare, native
+from pool.vllm_copyout import copy_out
 from pool.vllm_tensors import buffers, named
 from pool.vllm_version import memory_pools
 
 _TAG = "weights"
-_CHUNK_BYTES = 16 << 20
-"""From the device through a pinned buffer of this size: from 8 MiB on the link is full."""
-_WRITERS = 8
-"""Writing into fresh shared memory is what takes the time; measured alike with 8 and 16 threads."""
 
 
 class VllmWeights:
@@ -105,7 +99,7 @@ class VllmWeights:
         request = Deposit(
             source=source, form=form, segments=layout.segments, host_segments=layout.host_segments, tensors=layout.tensors
         )
-        staged = deposit(pool_socket, request, self._write)
+        staged = deposit(pool_socket, request, lambda fds: copy_out(layout, self._context, fds))
         self._loose = staged.weight_set
         return staged
 
@@ -214,37 +208,6 @@ class VllmWeights:
             if block["state"].startswith("active")
         ]
         return native(segments, blocks, list(named(self._models)))
-
-    def _write(self, fds: list[int]) -> None:
-        """Every tensor to its place in the set's segments."""
-        pieces = [
-            (tensor, at, min(_CHUNK_BYTES, tensor.size_bytes - at))
-            for tensor in self._native.tensors
-            for at in range(0, tensor.size_bytes, _CHUNK_BYTES)
-        ]
-        local = threading.local()
-
-        def write(piece: tuple[Tensor, int, int]) -> None:
-            tensor, at, size = piece
-            if not hasattr(local, "buffer"):
-                checked("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
-                local.buffer = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
-                local.stream = checked("cuStreamCreate", driver.cuStreamCreate(1))
-            start = self._address(tensor) + at
-            call = driver.cuMemcpyDtoHAsync(local.buffer.data_ptr(), start, size, local.stream)
-            checked("cuMemcpyDtoHAsync", call)
-            checked("cuStreamSynchronize", driver.cuStreamSynchronize(local.stream))
-            bytes_ = memoryview(local.buffer.numpy())[:size]
-            done = 0
-            while done < size:
-                done += os.pwrite(fds[tensor.segment], bytes_[done:], tensor.offset + at + done)
-
-        with ThreadPoolExecutor(_WRITERS, "pool-deposit") as threads:
-            list(threads.map(write, pieces))
-
-    def _address(self, tensor: Tensor) -> int:
-        private = self._native.private.get(tensor.name)
-        return private.address if private is not None else self._native.shared[tensor.segment].address + tensor.offset
 
 
 def _remember(data: Any, handle: int) -> None:

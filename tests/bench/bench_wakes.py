@@ -51,7 +51,7 @@ def bring(socket: Path, order: Deposit, seed: int) -> tuple[str, dict[str, float
     page = np.random.default_rng(seed).integers(0, 255, 64 * MIB, np.uint8)
     points = [time.monotonic()]
 
-    def write(fds: list[int]) -> None:
+    def write(fds: list[int]) -> Iterator[int]:
         points.append(time.monotonic())
 
         def one(number: int) -> None:
@@ -61,7 +61,8 @@ def bring(socket: Path, order: Deposit, seed: int) -> tuple[str, dict[str, float
             os.pwrite(fds[number], number.to_bytes(8, "little"), 0)
 
         with ThreadPoolExecutor(WRITERS) as threads:
-            list(threads.map(one, range(len(fds))))
+            for number, _ in enumerate(threads.map(one, range(len(fds)))):
+                yield number + 1
         points.append(time.monotonic())
 
     staged = deposit(socket, order, write)

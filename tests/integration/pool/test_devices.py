@@ -397,3 +397,20 @@ async def test_a_copy_that_fails_in_place_leaves_the_device_empty_and_says_so(ro
     again = await room.attach(second)
     assert read(again.fds[0], 0, SHARED) == room.weights
     await asyncio.to_thread(again.release)
+
+
+async def test_digests_begin_while_the_rest_is_written(room: Room) -> None:
+    told = await room.deposit()
+
+    def write(fds: list[int]):  # type: ignore[no-untyped-def]
+        os.pwrite(fds[2], room.norm, 0)
+        yield 1
+        room.write(fds)
+        yield 2
+        yield 1
+
+    async with await PoolClient.connect(room.socket) as client:
+        await client.drop(told)
+        again = await asyncio.to_thread(deposit, room.socket, room.request(), write)
+        assert again.weight_set == told
+        assert (await client.verify(told)).bad == ()
