@@ -169,7 +169,7 @@ class Child:
         nursery, self._nursery = self._nursery, None
         pid = await self._born(nursery) if nursery is not None else None
         self._ours = pid = pid or self._spawn()
-        self._process = process = Identity.of(pid) or Identity(pid=pid, started=0)
+        self._process = process = Identity.of(pid) or Identity(pid, 0, "")
         try:
             self._pid_file.write_bytes(msgspec.json.encode(process))
         except OSError as error:  # a full disk: it runs all the same, and must not be started once more

@@ -1,74 +1,38 @@
 """One operating-system process: who it is for sure, when it ends, and how to end it."""
 
-import asyncio
 import ctypes
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Final
 
-import msgspec
+from worker import processes
+from worker.processes import Process
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-BOOT: Final = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """A pid alone is no identity: the kernel uses it again. With its start time (clock ticks since boot) and the boot it is."""
-
-    pid: int
-    started: int
-    boot: str = BOOT
+class Identity(Process, frozen=True):
+    """Who a process is (`worker.processes`), with what one does to it."""
 
     @staticmethod
     def of(pid: int) -> "Identity | None":
         """The identity of a live process; None when there is none, or only a zombie."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None if fields[0] in "ZX" else Identity(pid=pid, started=int(fields[19]))
+        known = processes.identify(pid)
+        return Identity(known.pid, known.started, known.boot) if known is not None and processes.alive(known) else None
 
     @property
     def alive(self) -> bool:
-        return self.boot == BOOT and Identity.of(self.pid) == self
+        return processes.alive(self)
 
     def send(self, number: signal.Signals) -> None:
         """Signal it, and never another process that got its pid since."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        try:
-            if self.alive:
-                signal.pidfd_send_signal(descriptor, number)
-        except ProcessLookupError:
-            return
-        finally:
-            os.close(descriptor)
+        processes.send(self, number)
 
     async def ended(self, deadline_s: float | None = None) -> bool:
         """Wait until the process has ended; False when the deadline came first. Works for other people's children too."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return True
-        try:
-            if not self.alive:
-                return True
-            loop, over = asyncio.get_running_loop(), asyncio.Event()
-            loop.add_reader(descriptor, over.set)
-            try:
-                await asyncio.wait_for(over.wait(), deadline_s)
-            except TimeoutError:
-                return False
-            finally:
-                loop.remove_reader(descriptor)
-            return True
-        finally:
-            os.close(descriptor)
+        return await processes.ended(self, deadline_s)
 
 
 async def end(

@@ -57,7 +57,8 @@ def _open(process: Process) -> int | None:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    if identify(process.pid) != process:
+    known = identify(process.pid)
+    if known is None or (known.started, known.boot) != (process.started, process.boot):
         os.close(descriptor)
         return None
     return descriptor
@@ -78,24 +79,25 @@ def send(process: Process, number: signal.Signals) -> bool:
 
 async def gone(process: Process, deadline_s: float | None = None) -> bool:
     """Wait for the process's end and, if it is our child, reap it. False: it still ran after `deadline_s` (None: for ever)."""
-    descriptor = _open(process)
-    if descriptor is not None:
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+    over = await ended(process, deadline_s)
+    if over:
+        _reap(process)
+    return over
 
-        def readable() -> None:
-            if not ended.done():
-                ended.set_result(None)
 
-        loop.add_reader(descriptor, readable)
-        try:
-            await asyncio.wait_for(ended, deadline_s)
-        except TimeoutError:
-            return not alive(process)
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-    _reap(process)
+async def ended(process: Process, deadline_s: float | None = None) -> bool:
+    """Wait for the process's end, and leave it to its parent to reap it. False: it still ran after `deadline_s`."""
+    if (descriptor := _open(process)) is None:
+        return True
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, over.set)
+    try:
+        await asyncio.wait_for(over.wait(), deadline_s)
+    except TimeoutError:
+        return not alive(process)
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
     return True
 
 

@@ -203,7 +203,7 @@ async def test_a_survivor_that_does_not_answer_is_replaced(tmp_path: Path) -> No
 async def test_a_pid_that_was_used_again_is_nobody(tmp_path: Path) -> None:
     me = Identity.of(os.getpid())
     assert me is not None and me.alive
-    stranger = Identity(pid=me.pid, started=me.started - 1)
+    stranger = Identity(me.pid, me.started - 1, me.boot)
     assert not stranger.alive
     assert await end([stranger], deadline_s=1) == []  # and we are still here
 
