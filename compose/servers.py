@@ -69,7 +69,7 @@ async def given(postgres_url: str, nats_url: str) -> Servers:
         )
     bare = urlunsplit(("nats", f"{parts.hostname}:{parts.port or NATS_PORT}", "", "", ""))
     try:
-        await nats.check(bare, parts.username)
+        await nats.check(bare)
     except ConnectionError as error:
         raise EnvironmentRefusal(
             "nats_away", f"Nothing listens at {bare}: {error}.", "Start NATS there, or give no URL."

@@ -12,11 +12,11 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from compose.embedded.process import ServerProcess, end_orphan, room, running_with
 from compose.embedded.refusal import ServerRefusal
+from compose.embedded.server import EmbeddedServer
 from controlplane.parties import rights
 from controlplane.plane import Login
 
@@ -45,12 +45,14 @@ jetstream {{
 """
 
 
-class EmbeddedNats:
+class EmbeddedNats(EmbeddedServer):
     """`async with EmbeddedNats(directory) as nats:` gives a server that answers; or `start`, `exited`, `stop` by hand.
 
     `logins`: by party, with that party's rights; none: one token opens everything. A restart keeps port and logins.
     `directory` (0700, made if missing) holds its store, configuration and log.
     """
+
+    NAME, READY_S, STOPS = "NATS", READY_S, ((signal.SIGTERM, STOP_S),)
 
     def __init__(
         self, directory: Path, *, port: int | None = None, token: str | None = None, logins: Mapping[str, Login] | None = None,
@@ -62,7 +64,6 @@ class EmbeddedNats:
         self._given = port
         self._port = port
         self._log = log or directory / "server.log"
-        self.process: ServerProcess | None = None
 
     @property
     def port(self) -> int:
@@ -91,31 +92,7 @@ class EmbeddedNats:
                 "Free it; `enginehouse up`, started again, takes another port.",
             )
         self._write(configuration)
-        self.process = ServerProcess([str(program), "-c", str(configuration)], log=self._log)
-        try:
-            async with asyncio.timeout(READY_S):
-                await self._ready(self.process)
-        except TimeoutError as error:
-            await self.stop()
-            raise ServerRefusal(
-                "not_starting", f"NATS did not answer within {READY_S:g} s: {self.process.tail()}", f"See {self._log}."
-            ) from error
-
-    async def stop(self) -> None:
-        if self.process is not None:
-            await self.process.stop([(signal.SIGTERM, STOP_S)])
-
-    async def exited(self) -> int:
-        """Wait for the end of the server, however it comes."""
-        assert self.process is not None, "not started"
-        return await self.process.exited()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        await self.stop()
+        await self._answering(ServerProcess([str(program), "-c", str(configuration)], log=self._log), self._ready)
 
     def _write(self, configuration: Path) -> None:
         text = CONFIGURATION.format(
@@ -129,10 +106,9 @@ class EmbeddedNats:
     async def _ready(self, process: ServerProcess) -> None:
         while True:
             if not process.alive:
-                code = process.popen.returncode
-                raise ServerRefusal("not_starting", f"NATS ended with status {code}: {process.tail()}", f"See {self._log}.")
+                raise self._ended(process)
             with contextlib.suppress(ConnectionError):
-                await check(self.url, self.token, deadline_s=READY_S)
+                await check(self.url, deadline_s=READY_S)
                 return
             await asyncio.sleep(POLL_S)
 
@@ -149,7 +125,7 @@ def _authorization(logins: Mapping[str, Login], token: str) -> str:
     return json.dumps({"users": users})
 
 
-async def check(url: str, token: str | None = None, *, deadline_s: float = 5.0) -> str:
+async def check(url: str, *, deadline_s: float = 5.0) -> str:
     """Return the version of the server at `url`. Raises ServerRefusal (too old, no JetStream, no answer) or ConnectionError
     (nothing listens there)."""
     host, _, port = url.rpartition("//")[2].rpartition("@")[2].partition(":")

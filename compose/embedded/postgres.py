@@ -7,13 +7,13 @@ import pwd
 import shutil
 import signal
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from compose.embedded.cluster import Cluster
 from compose.embedded.process import ServerProcess, end_orphan, room, working_in
 from compose.embedded.refusal import ServerRefusal
+from compose.embedded.server import EmbeddedServer
 
 if TYPE_CHECKING:  # imported where they are used: `up` starts its children first, which import at the same time
     import asyncpg
@@ -37,17 +37,20 @@ _SETTINGS: Final = {
 }  # fmt: skip
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(EmbeddedServer):
     """`async with EmbeddedPostgres(directory) as postgres:` gives a server that answers; or `start`, `exited`, `stop`.
 
     `home` overrides where the cluster lives; `durable=False` is for tests (no fsync).
     """
 
+    NAME, READY_S = "Postgres", READY_S
+    STOPS = ((signal.SIGINT, STOP_S), (signal.SIGQUIT, 1.0))
+    """Fast shutdown (sessions are ended, a checkpoint is written), then immediate."""
+
     def __init__(self, directory: Path, *, home: Path | None = None, durable: bool = True, log: Path | None = None) -> None:
         self.cluster = Cluster.of(directory, home)
         self._durable = durable
         self._log = log
-        self.process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
@@ -80,32 +83,7 @@ class EmbeddedPostgres:
         argv = [str(cluster.programs / "postgres"), "-D", str(cluster.data)]
         for name, value in settings.items():
             argv += ["-c", f"{name}={value}"]
-        self.process = ServerProcess(argv, log=log, account=cluster.account)
-        try:
-            async with asyncio.timeout(READY_S):
-                await self._ready(self.process)
-        except TimeoutError as error:
-            await self.stop()
-            raise ServerRefusal(
-                "not_starting", f"Postgres did not answer within {READY_S:g} s: {self.process.tail()}", f"See {log}."
-            ) from error
-
-    async def stop(self) -> None:
-        """Fast shutdown (sessions are ended, a checkpoint is written), then immediate, then kill."""
-        if self.process is not None:
-            await self.process.stop([(signal.SIGINT, STOP_S), (signal.SIGQUIT, 1.0)])
-
-    async def exited(self) -> int:
-        """Wait for the end of the server, however it comes."""
-        assert self.process is not None, "not started"
-        return await self.process.exited()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        await self.stop()
+        await self._answering(ServerProcess(argv, log=log, account=cluster.account), self._ready)
 
     def _same_major(self) -> None:
         data, program = self.cluster.major(), self.cluster.program_major()
@@ -183,9 +161,7 @@ class EmbeddedPostgres:
             with contextlib.suppress(OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
                 return await asyncpg.connect(self.url_of("postgres", OWNER))
             await asyncio.sleep(POLL_S)
-        raise ServerRefusal(
-            "not_starting", f"Postgres ended with status {process.popen.returncode}: {process.tail()}", f"See {process.log}."
-        )
+        raise self._ended(process)
 
 
 async def check(url: str, *, deadline_s: float = 5.0) -> int:
