@@ -217,11 +217,14 @@ class Bench:
         took = sorted(one[0] for one in found)
         copy = statistics.median(one[1].took_ms for one in found)
         rate = self.total / copy * 1000
+        assert self.daemon is not None
         row = {
             "wake_p50_ms": statistics.median(took), "wake_p99_ms": took[-1], "copy_ms": copy, "gb_per_s": rate / 1e9,
             "of_bus": rate / self.bus if self.bus else None, "release_ms": statistics.median(one[2] for one in found),
             "links": {shard.via: shard.copied_bytes for shard in found[-1][1].shards}, "path": found[-1][1].path,
             "shard_ms": {shard.via: shard.took_ms for shard in found[-1][1].shards}, "n": count,
+            "worst_copy_ms": max(one[1].took_ms for one in found),
+            "worst_wait_ms": max(float(event["waited_s"]) for event in self.daemon.events("filled")[-count:]) * 1000,
         }  # fmt: skip
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
@@ -311,6 +314,7 @@ def main() -> None:
         bench.phase("beside staging", bench.beside_staging)
     bench.end()
     for log in bench.path.glob("pool*.log"):
+        print(*[line for line in log.read_text().splitlines() if "ready_ahead" in line], sep="\n")
         print(log.read_text()[-1500:])
     shutil.rmtree(place(bench.path / "pool", 0))
     shutil.rmtree(bench.path)
