@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +23,8 @@ from pool.slabs import Slab
 from pool.spares import Make, Shed, Spare, matched, next_step
 from pool.way import Way
 
-CHUNK_BYTES = 32 << 20
-"""Touched at once: some 10 ms, which is what a wake may have to wait."""
+CHUNK_BYTES = 8 << 20
+"""Taken at once: some milliseconds, more where the kernel has to move pages for huge ones; a wake may have to wait for it."""
 SETTLE_S = 1.0
 """After the last change: what comes in a row is not disturbed."""
 log = logging.getLogger("pool")
@@ -39,6 +40,8 @@ class Ready:
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "pool-ready", initializer=_yield_to_others)
         self._task: asyncio.Task[None] | None = None
+        self._longest_s = 0.0
+        """The longest that the host took for one chunk."""
 
     @property
     def size_bytes(self) -> int:
@@ -120,7 +123,8 @@ class Ready:
                     pass
             except OSError as error:  # the host has no more: the next change asks again
                 log.warning("not_ready", extra={"why": str(error)})
-            log.info("ready_ahead", extra={"bytes": self.size_bytes, "pinned": self.pinned_bytes})
+            longest_ms, self._longest_s = self._longest_s * 1000, 0.0
+            log.info("ready_ahead", extra={"bytes": self.size_bytes, "pinned": self.pinned_bytes, "longest_ms": longest_ms})
 
     async def _step(self) -> bool:
         """One piece of work; False: nothing is left to do."""
@@ -146,7 +150,9 @@ class Ready:
         try:
             for at in range(0, size, CHUNK_BYTES):
                 await self._way.clear()
+                begun = time.monotonic()
                 await loop.run_in_executor(self._thread, allocate, fd, at, min(CHUNK_BYTES, size - at))
+                self._longest_s = max(self._longest_s, time.monotonic() - begun)
         except BaseException:
             os.close(fd)
             path.unlink()

@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
+
+QUIET_S = 0.5
+"""Without anybody who waits, before spare work goes on: wakes come in a row."""
 
 
 class Way:
@@ -10,6 +14,8 @@ class Way:
 
     def __init__(self) -> None:
         self._busy = 0
+        self._left = 0.0
+        """When somebody last ceased to wait, monotonic."""
         self._clear = asyncio.Event()
         self._clear.set()
 
@@ -20,6 +26,7 @@ class Way:
 
     def leave(self) -> None:
         self._busy -= 1
+        self._left = time.monotonic()
         if not self._busy:
             self._clear.set()
 
@@ -33,5 +40,9 @@ class Way:
             self.leave()
 
     async def clear(self) -> None:
-        """Return once nobody waits. Asked before each piece of spare work, which takes tens of milliseconds."""
-        await self._clear.wait()
+        """Return once nobody waits, nor has for a while. Asked before each piece of spare work, which takes milliseconds."""
+        while True:
+            await self._clear.wait()
+            if (rest := self._left + QUIET_S - time.monotonic()) <= 0:
+                return
+            await asyncio.sleep(rest)

@@ -1,7 +1,7 @@
 """Memory made ready ahead of need, in a real daemon: it is there, it is used, it gives way, and then nothing runs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,12 @@ Source = Callable[..., Path]
 
 
 @pytest.fixture
-def daemon(directory: Path) -> Daemon:
-    return Daemon(directory, budget=64 * MIB, extra=("--ready", str(20 * MIB)))
+def daemon(directory: Path) -> Iterator[Daemon]:
+    """Not started yet."""
+    made = Daemon(directory, budget=64 * MIB, extra=("--ready", str(20 * MIB)))
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        assert made.stop() == 0
 
 
 def files(daemon: Daemon) -> dict[int, int]:
@@ -38,7 +42,8 @@ async def test_the_next_set_of_a_size_comes_into_memory_that_lies_ready(daemon: 
     daemon.start()
     async with daemon.client() as client:
         first = await client.stage(source("first", 1, 8 * MIB))
-        wait_for(lambda: sum(files(daemon).values()) == first.size_bytes)
+        ahead(daemon, 2)  # at the start, and after the staging
+        assert await ready_bytes(daemon) == first.size_bytes
         made = set(files(daemon))
         second = await client.stage(source("second", 2, 8 * MIB))
         used = {path.stat().st_ino for path in (daemon.root / second.weight_set).glob("*.segment")}
