@@ -48,7 +48,7 @@ def requests(data: Path, model: str | None, limit: int, json: bool) -> None:
 def events(  # noqa: PLR0917 (click passes them by name)
     data: Path, follow: bool, after: int | None, stream: str | None, kind: str | None, limit: int, json: bool
 ) -> None:
-    """Show the log of events, oldest first; with --json and --follow, one document a line."""
+    """Show the log of events in words, oldest first; --json has all of each, with --follow one document a line."""
     with api(data) as client:
         query = {"stream": stream, "type": kind}
         if after is None:
@@ -75,13 +75,20 @@ def events(  # noqa: PLR0917 (click passes them by name)
 
 def event_line(one: dict[str, Any]) -> str:
     at = datetime.fromisoformat(one["at"]).astimezone()
-    fields = " ".join(f"{key}={_short(value)}" for key, value in one["data"].items() if value not in (None, "", [], {}))
-    return f"{one['position']:>7} {at:%H:%M:%S.%f}"[:-3] + f" {one['stream']:<34} {one['type']:<20} {fields}"
+    return f"{one['position']:>7} {at:%H:%M:%S.%f}"[:-3] + f"  {one['type']:<20} {_said(one)}"
 
 
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _said(one: dict[str, Any]) -> str:
+    """What the page says of it too; of a type that only a newer release knows, its fields."""
+    from controlplane.envelope import decode_event  # noqa: PLC0415 (with all events: for this command alone)
+    from controlplane.upcast import UnknownEvent  # noqa: PLC0415
+    from web.views.sentences import sentence  # noqa: PLC0415
+
+    data = msgspec.json.encode(one["data"])
+    try:
+        return sentence(decode_event(one["type"], one["v"], data.decode()))
+    except (UnknownEvent, msgspec.DecodeError):
+        return f"{one['stream']} {data.decode()}"
 
 
 def clock(at_ms: int | None) -> str:

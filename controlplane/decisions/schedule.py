@@ -197,6 +197,8 @@ def _grants(draft: Draft, want: Want, found: Plan, node: str, instance: str) -> 
 
 def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
     where = standing.names(fleet, instance.devices)
+    if instance.rung is Rung.UP and instance.model is not None:
+        return Wait("climbing", f"{model.model} takes over on {where} from {instance.model}")
     return Wait("climbing", f"{model.model} climbs on {where}, from {instance.rung}")
 
 

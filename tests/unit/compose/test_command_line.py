@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from compose.cli import main
+from compose.cli.history import event_line
 from compose.cli.show import living, one_line
 
 
@@ -55,6 +56,14 @@ def test_another_users_directory_is_named_as_such(
 def test_a_token_needs_a_name_to_be_told_by(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("--data", str(tmp_path), "token", "new", name) == 2
     assert "printable characters" in capsys.readouterr().err
+
+
+def test_events_are_told_in_words_and_strange_ones_with_their_fields() -> None:
+    one = {"position": 7, "at": "2026-11-29T13:20:01.301Z", "stream": "grant:3", "type": "GrantReturned", "v": 1,
+           "data": {"node": "n1", "device": "d", "instance": "ins_1", "grant": 3}}  # fmt: skip
+    assert event_line(one).endswith("GrantReturned        ins_1 gave back grant 3")
+    strange = event_line({**one, "type": "GrantLent", "data": {"to": "you"}})
+    assert strange.endswith('GrantLent            grant:3 {"to":"you"}')
 
 
 def test_retired_models_are_listed_on_demand_only() -> None:
