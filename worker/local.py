@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pool.client import Attachment
 from worker import instancedir, processes, ranks
+from worker.cuda.operation import Operation
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
 from worker.failure import StepFailed
@@ -49,6 +50,8 @@ class LocalInstance:
         """The image from which the engine came back in this climb."""
         self.filling: Attachment | None = None
         """The set that the pool has on the device for an engine that is still on its way there."""
+        self.readying: asyncio.Task[Operation] | None = None
+        """A step process that will put the engine back on its GPU."""
         self.restaged = 0
         """How often the staged set had left the pool before it was attached."""
         self._poke = poke
@@ -204,6 +207,8 @@ class LocalInstance:
     def forget(self) -> None:
         """Stop watching."""
         self.unfill()
+        if self.readying is not None:
+            self.readying.cancel()
         for task in self._watches.values():
             task.cancel()
         self._watches.clear()

@@ -18,7 +18,7 @@ from worker.holdermessages import Held
 from worker.images import facts
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import MappedFile
-from worker.images.store import ImageBroken, Manifest
+from worker.images.store import File, ImageBroken, Manifest
 from worker.local import LocalInstance
 from worker.plan import EngineState, Goal
 from worker.skeleton import pretence
@@ -53,7 +53,9 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     assert image is not None
     try:
         manifest = await asyncio.to_thread(cabinet.store.read, image)
-        await asyncio.to_thread(cabinet.store.verify, manifest)
+        if manifest.gpu is not None:
+            checkpoint.get_ready(local, manifest.gpu)
+        await asyncio.to_thread(cabinet.store.verify, manifest)  # 3 GB in 75 ms on 16 cores: not worth doing beside CRIU
     except ImageBroken as broken:
         local.note(image=None)  # a cold start follows
         await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
@@ -93,6 +95,7 @@ async def check(local: LocalInstance, wanted: Wanted) -> str:
 async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, str]:
     """Write the engine to disk and prove it: restored once, the known answer given, asleep again. Raises StepFailed."""
     cabinet, began = local.site.images, time.monotonic()
+    settling: asyncio.Task[tuple[File, ...]] | None = None
     fingerprint = cabinet.fingerprint(wanted.configuration, local.record.kind)
     image = fingerprint.image
     try:
@@ -102,18 +105,23 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
             place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
         )  # fmt: skip
         draft = cabinet.store.root / f"{image}.draft"
+        settling = asyncio.create_task(asyncio.to_thread(cabinet.store.settle, image))
         await _restored(local, manifest, draft, local.site.deadlines.build * OUR_SHARE / 2)
         if manifest.gpu is not None:
             await _back_on_gpu(local)
         proof = await _proved(local, goal, wanted)
+        files = await settling
         took_ms = round((time.monotonic() - began) * 1000)
-        whole = await asyncio.to_thread(cabinet.publish, replace(manifest, proof=proof, took_ms=took_ms))
+        whole = await asyncio.to_thread(cabinet.publish, replace(manifest, files=files, proof=proof, took_ms=took_ms))
     except OSError as error:
         await _give_up(local, image, wanted, "no_space" if error.errno == errno.ENOSPC else "image_failed", str(error))
         raise StepFailed("image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
         await _give_up(local, image, wanted, failure.code, failure.message)
         raise
+    finally:
+        if settling is not None:  # a thread can't be stopped, and must not meet the next draft of this image
+            await asyncio.gather(settling, return_exceptions=True)
     local.note(kept=whole.image, sought=True)
     return whole.size_bytes, ""
 
@@ -132,7 +140,6 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
     held = await holder(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine to be saved")
-    mapped = await asyncio.to_thread(facts.mapped_files, held.engine.pid)
     gpu = None
     if checkpoint.theatre(local) is not None:
         if local.seen.engine is not EngineState.CHECKPOINTED:
@@ -140,6 +147,7 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
         gpu = local.record.left_device or ""
         if open_still := facts.gpu_files(held.engine.pid):
             raise StepFailed("gpu_files_open", f"off its GPU, the engine has files of the driver open still: {open_still}")
+    mapped = await asyncio.to_thread(facts.mapped_files, held.engine.pid)
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
     try:

@@ -97,15 +97,20 @@ class Store:
         path.mkdir(mode=0o700)
         return path
 
+    def settle(self, image: str) -> tuple[File, ...]:
+        """All of a draft to disk, and its digests; others may read it meanwhile (its proof does). Raises OSError."""
+        draft = self.root / f"{image}{DRAFT}"
+        files = tuple(_file(path) for path in sorted(draft.iterdir()) if path.name not in _LOGS)
+        for file in files:
+            _fsync(draft / file.name)
+        return files
+
     def publish(self, manifest: Manifest) -> Manifest:
-        """Make a draft the image: digests, then everything to disk, then the manifest, then its name. Raises OSError."""
+        """Make a draft the image: settled, unless it is, then the manifest, then its name. Raises OSError."""
         draft, final = self.root / f"{manifest.image}{DRAFT}", self.root / manifest.image
         for log in _LOGS:
             (draft / log).unlink(missing_ok=True)
-        files = tuple(_file(path) for path in sorted(draft.iterdir()))
-        for path in draft.iterdir():
-            _fsync(path)
-        whole = replace(manifest, files=files)
+        whole = manifest if manifest.files else replace(manifest, files=self.settle(manifest.image))
         (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
         _fsync(draft / MANIFEST)
         _fsync(draft)
