@@ -7,6 +7,7 @@ compared after every way up. `--engine fake` runs the same on a machine without 
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -381,6 +382,20 @@ class Bench:
         return {"rows": rows, "median": medians(rows)}
 
     async def _restore(self, number: int) -> dict[str, Any]:
+        """As `_revive`, with its tokens compared; the last one stays, asleep."""
+        row = await self._revive(number)
+        room = self.room
+        assert room is not None
+        row["same_tokens"] = await room.same()
+        row["device_up"] = self.used()
+        if number + 1 < self.options.cycles:
+            await room.link.kill(0)
+            await room.close()
+        else:
+            await room.down()
+        return row
+
+    async def _revive(self, number: int) -> dict[str, Any]:
         """From nothing but the image to a caller's first token."""
         assert self.manifest is not None
         manifest, begun = self.manifest, time.monotonic()
@@ -404,13 +419,6 @@ class Bench:
         row |= await self._finish(room, begun, filling, readying)
         row["verify_ms"] = await verifying
         row["over_goal_ms"] = row["to_first_token_ms"] - row["criu_restore_ms"] - row.get("restore_ms", 0)
-        row["same_tokens"] = await room.same()
-        row["device_up"] = self.used()
-        if number + 1 < self.options.cycles:
-            await room.link.kill(0)
-            await room.close()
-        else:
-            await room.down()
         return row
 
     def _verified(self) -> float:
@@ -429,6 +437,74 @@ class Bench:
         await room.close()
         row["restore"] = await self._restore(9)
         return row
+
+    async def anatomy(self) -> Any:
+        """Where CRIU's time goes: one restore that it talks about."""
+        room, real = self.room, self.options.criu
+        assert room is not None
+        await room.link.kill(0)
+        await room.close()
+        talkative = self.work / "criu-v4"
+        talkative.write_text(f'#!/bin/sh\nexec {real} "$@" -v4\n')
+        talkative.chmod(0o700)
+        self.options.criu = str(talkative)
+        try:
+            row = await self._restore(7)
+        finally:
+            self.options.criu = real
+        assert self.room is not None
+        found: list[tuple[float, str]] = []
+        for line in (self.room.directory.path / "restore.log").read_text(errors="replace").splitlines():
+            if line.startswith("("):
+                found.append((float(line[1:].partition(")")[0]), line[10:110]))
+        gaps = sorted(((b[0] - a[0], a[1], b[1]) for a, b in itertools.pairwise(found)), reverse=True)[:14]
+        return {"restore": row, "last_s": found[-1][0] if found else 0, "gaps": [(round(gap, 3), a, b) for gap, a, b in gaps]}
+
+    async def huge_pages(self) -> Any:
+        """The same restores where the kernel gives large pages to everybody."""
+        switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+        was = switch.read_text()
+        room = self.room
+        assert room is not None
+        await room.link.kill(0)
+        await room.close()
+        switch.write_text("always")
+        try:
+            rows = [await self._restore(20 + number) for number in range(self.options.cycles)]
+        finally:
+            switch.write_text(was.partition("[")[2].partition("]")[0])
+        return {"was": was.strip(), "rows": rows, "median": medians(rows)}
+
+    async def endurance(self) -> Any:
+        """Sleep, checkpoint and disk by turns: four prompts with one long beginning answer the same, and nothing grows."""
+        rows = []
+        beginning = tuple(range(100, 1124))
+        prompts = [(*beginning, *range(200 + 50 * n, 232 + 50 * n)) for n in range(4)]
+        for number in range(self.options.round_trips):
+            assert self.room is not None
+            if number % 3 == 2:
+                row: dict[str, Any] = {"dump": await self._dump(self.room)}
+                await asyncio.to_thread(self._publish, row)
+                await self.room.close()
+                row |= await self._revive(40 + number)
+            elif number % 3 == 1:
+                await self.room.link.park(deadline_s=20)
+                await self.operate(self.room, DOWN)
+                row = await self._ascend(self.room)
+            else:
+                row = await self.room.up(self.weight_set)
+            said = [(await self.room.port.generate(24, prompt))[0] for prompt in prompts]
+            same = said == self.known.setdefault("prefix", said)
+            await self.room.down()
+            pid = self.room.pid
+            rows.append({
+                "kind": ("sleep", "checkpoint", "saved")[number % 3], "same_tokens": same,
+                "rss": processes.private_bytes(pid), "device": self.used(), "files": sum(open_files(pid).values()),
+                "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),
+                "image_bytes": row.get("dump", {}).get("image_bytes"),
+                "shm": sum(file.stat().st_size for file in Path("/dev/shm").rglob("*") if file.is_file()),
+            })  # fmt: skip
+        return rows
 
     async def poisoned(self) -> Any:
         """No room for a restore: it fails for good; from the image the engine comes back all the same."""
@@ -546,15 +622,16 @@ async def measure(bench: Bench) -> None:
     await bench.phase("cold_first", bench.start)
     if bench.room is None or not bench.weight_set:
         return
-    await bench.phase("step_process", bench.step_process, 60)
-    await bench.phase("warm_cycles", bench.warm_cycles, 60)
-    await bench.phase("checkpoint", bench.checkpoints, 90)
-    await bench.phase("save", bench.save, 60)
-    await bench.phase("saved", bench.restores, 90)
-    await bench.phase("round_trip", bench.round_trip, 60)
-    await bench.phase("poisoned", bench.poisoned, 60)
-    if not bench.options.quick:
-        await bench.phase("cold_warmest", lambda: bench.start(bare=True))
+    left_out = bench.options.without.split(",")
+    phases = {
+        "step_process": bench.step_process, "warm_cycles": bench.warm_cycles, "checkpoint": bench.checkpoints,
+        "save": bench.save, "saved": bench.restores, "round_trip": bench.round_trip, "endurance": bench.endurance,
+        "poisoned": bench.poisoned, "anatomy": bench.anatomy, "huge_pages": bench.huge_pages,
+        "cold_warmest": lambda: bench.start(bare=True),
+    }  # fmt: skip
+    for name, work in phases.items():
+        if name not in left_out:
+            await bench.phase(name, work, 120)
     up = bench.rows.get("saved", {}).get("median", {}).get("to_first_token_ms", [0])[0]
     bench.rows["summary"] = {"cold_s": bench.cold, "saved_ms": up, "times": min(bench.cold) * 1000 / up if up else 0}
     print(bench.rows["summary"], flush=True)
@@ -570,7 +647,8 @@ def main() -> None:
     parser.add_argument("--criu", required=True)
     parser.add_argument("--gpu", default="0", help="number on the bus, or UUID")
     parser.add_argument("--cycles", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="no second cold start")
+    parser.add_argument("--round-trips", type=int, default=10)
+    parser.add_argument("--without", default="huge_pages,anatomy", help="phases to leave out")
     bench = Bench(parser.parse_args())
     (bench.work / "pool").mkdir(parents=True, exist_ok=True, mode=0o700)
     argv = [sys.executable, "-m", "pool.daemon", "--socket", str(bench.socket), "--directory", str(bench.work / "pool")]
