@@ -148,16 +148,18 @@ class Climber:
             if refused.code != "not_available":
                 raise
             self.skipped[operation] = str(refused)
+            self._plane.ask(MODEL, PROMPT, TOKENS)  # if it was ended by the attempt, it is up again for the others
+            self._take_steps("")
             return False
         self.ways.setdefault(way, []).append(seconds)
         self._take_steps(way)
         return True
 
     def _take_steps(self, way: str) -> None:
-        """What the worker reported of it."""
+        """What the worker reported of it; no way: what is no part of the measurement."""
         for event in self._plane.events(self._position):
             self._position, data = event["position"], event["data"]
-            for step in data.get("steps", ()):
+            for step in data.get("steps", ()) if way else ():
                 self.steps.setdefault(way, {}).setdefault(step["name"], []).append(step["took_ms"] / 1000)
                 if moved := step.get("moved_bytes"):
                     self._moved.setdefault(f"{way}: {step['name']}", []).append(moved)

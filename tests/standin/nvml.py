@@ -21,6 +21,14 @@ def nvmlSystemGetDriverVersion() -> str:
     return "0.stand-in"
 
 
+def nvmlSystemGetCudaDriverVersion_v2() -> int:
+    return 13000
+
+
+def nvmlDeviceGetCudaComputeCapability(handle: str) -> tuple[int, int]:
+    return 9, 0
+
+
 def nvmlDeviceGetCount() -> int:
     return len(_room().devices)
 
@@ -45,7 +53,8 @@ def nvmlDeviceGetName(handle: str) -> str:
 
 def nvmlDeviceGetMemoryInfo(handle: str) -> SimpleNamespace:
     room = _room()
-    return SimpleNamespace(total=room.devices[handle], used=room.used(handle))
+    total, used = room.devices[handle], room.used(handle)
+    return SimpleNamespace(total=total, used=used, free=total - used)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[SimpleNamespace]:
