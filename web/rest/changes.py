@@ -36,6 +36,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Name or id of a device."""
 
 
+Where = Annotated[Target, Body(description="The device to go to")]
+
+
 @post("/models", status_code=202, summary="Register a model")
 async def register(request: Ask, data: Fields, key: Key = None) -> Outcome:
     return answered(await command(request, RegisterModel(spec=spec_from_fields(data))))
@@ -76,12 +79,12 @@ async def save(request: Ask, name: FromPath[str], key: Key = None) -> Outcome:
 
 
 @post("/models/{name:str}/move", status_code=202, summary="Bring what serves a model to another device of its node")
-async def move(request: Ask, name: FromPath[str], data: Target, key: Key = None) -> Outcome:
+async def move(request: Ask, name: FromPath[str], data: Where, key: Key = None) -> Outcome:
     return await _operate(request, Move(what=name, device=data.device))
 
 
 @post("/instances/{name:str}/move", status_code=202, summary="Bring an instance that is up to another device of its node")
-async def move_instance(request: Ask, name: FromPath[str], data: Target, key: Key = None) -> Outcome:
+async def move_instance(request: Ask, name: FromPath[str], data: Where, key: Key = None) -> Outcome:
     return await _operate(request, Move(what=name, device=data.device))
 
 

@@ -139,6 +139,9 @@ async def opened(plane: Plane, *, devices: int = 1) -> AsyncIterator[House]:
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
     web = asyncio.create_task(serve(house.plane, stop, lambda services, port: started.set_result((services, port))))
     try:
+        done, _ = await asyncio.wait({web, started}, return_when=asyncio.FIRST_COMPLETED)
+        if web in done:
+            web.result()
         house.services, port = await started
         house.url = f"http://127.0.0.1:{port}"
         headers = {"authorization": f"Bearer {house.token}"}
