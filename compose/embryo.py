@@ -32,6 +32,7 @@ EAGER: Final = frozenset({"web", "decider"})
 
 def main() -> None:
     up = int(sys.argv[1])
+    tether(up)
     ends = {name: int(number) for name, number in (word.split("=") for word in sys.argv[2:] if "=" in word)}
     _close_all_but(ends.values())
     for module in SHARED:
