@@ -17,12 +17,12 @@ PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>enginehouse: log in</title>
 <meta name="viewport" content="width=device-width">
 <link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/base.css"></head>
-<body><main class="login"><h1>enginehouse</h1>
-<p>Open the link that <code>enginehouse up</code> printed, make a new one with <code>enginehouse login</code>,
-or give an API token.</p>
-{said}<form method="post" action="/login"><label>Token
+<body><main class="login"><h1><img src="/static/icon.svg" alt="" width="22" height="22"> enginehouse</h1>
+<p>Open the link that <code>enginehouse up</code> printed, or make a new one on that machine with
+<code>enginehouse login</code>. A link is good once, for ten minutes.</p>
+{said}<form method="post" action="/login"><label>Or give an API token of scope admin
 <input name="token" type="password" autocomplete="off" required autofocus></label>
-<button>Log in</button></form></main></body></html>
+<button class="go">Log in</button></form></main></body></html>
 """
 
 

@@ -29,12 +29,16 @@ def requests(data: Path, model: str | None, limit: int, json: bool) -> None:
         [
             one["request"], one["model"], one["state"], clock(one["accepted_ms"]), seconds(one["queued_ms"]),
             seconds(one["first_token_ms"]), seconds(one["took_ms"]), f"{one['prompt_tokens']}+{one['completion_tokens']}",
-            one["finish_reason"] or one["code"] or one["reason"],
+            one["finish_reason"] or one["code"] or one["reason"] or _by(one),
         ]
         for one in found
     ]  # fmt: skip
     names = ("request", "model", "state", "at", "queued", "first token", "took", "tokens", "why")
     table(*names, rows=rows, empty="no requests yet")
+
+
+def _by(one: dict[str, Any]) -> str:
+    return f"by {one['by']} while {one['phase']}" if one["by"] else ""
 
 
 @click.command()

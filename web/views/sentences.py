@@ -75,7 +75,8 @@ def sentence(event: AnyEvent) -> str:
         case RequestInterrupted() as e:
             return f"{short(e.instance)} was lost ({e.code}); queued again"
         case RequestFinished() as e:
-            return f"{e.model}: {e.completion_tokens} tokens in {span(e.took_ms)}, {e.finish_reason}"
+            tokens = f"{e.completion_tokens} token{'' if e.completion_tokens == 1 else 's'}"
+            return f"{e.model}: {tokens} in {span(e.took_ms)}, {e.finish_reason}"
         case RequestFailed() as e:
             return f"{e.model} failed ({e.code}): {e.message}"
         case RequestCancelled() as e:
@@ -92,28 +93,28 @@ def sentence(event: AnyEvent) -> str:
 def _of_instances(event: AnyEvent) -> str:
     match event:
         case InstanceCreated() as e:
-            return f"new on {e.node}, configuration {short(e.configuration)}"
+            return f"{short(e.instance)} on {e.node}, configuration {short(e.configuration)}"
         case InstanceDirected() as e:
             goal = f"serve {e.model}" if e.rung is Rung.UP else f"be {GOALS.get(e.rung.value, e.rung.value)}"
             why = f"makes room for {e.victim_of}" if e.victim_of else CAUSES.get(e.code, e.code)
             return f"{short(e.instance)} is to {goal}: {why}"
         case InstanceUp() as e:
-            return f"serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
+            return f"{short(e.instance)} serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
         case InstanceSlept() as e:
-            return f"asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
+            return f"{short(e.instance)} asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
         case InstanceCheckpointed() as e:
             source = f" from {short(e.image)}" if e.image else ""
-            return f"off its device{source} after {span(e.took_ms)}, {size(e.host_bytes)} of the host"
+            return f"{short(e.instance)} off its device{source} after {span(e.took_ms)}, {size(e.host_bytes)} of the host"
         case InstanceSaved() as e:
-            return f"saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
+            return f"{short(e.instance)} saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
         case InstanceEnded() as e:
-            return f"process ended after {span(e.took_ms)}"
+            return f"{short(e.instance)} ended after {span(e.took_ms)}"
         case InstanceFailed(code="lost") as e:
             return f"{short(e.instance)} was gone when its worker started"
         case InstanceFailed() as e:
-            return f"failed at {e.step or e.rung.value} ({e.code}): {e.message}"
+            return f"{short(e.instance)} failed at {e.step or e.rung.value} ({e.code}): {e.message}"
         case InstanceOverdue() as e:
-            return f"nothing heard for {span(e.waited_ms)}: overdue"
+            return f"{short(e.instance)}: nothing heard for {span(e.waited_ms)}: overdue"
         case OperationRequested() as e:
             return f"{e.kind} {e.model or e.instance or ''}".strip()
         case OperationSucceeded() as e:
