@@ -142,7 +142,7 @@ class Bench:
         self.rows: dict[str, Any] = {"bytes": self.total, "segments": len(self.wanted), "devices": len(self.devices)}
         self.bus = 0.0
         self.daemon: Daemon | None = None
-        self.weight_set = ""
+        self.weight_set = self.other = ""
 
     def phase(self, name: str, work: Callable[[], Any]) -> None:
         """One failing phase costs its own figures only."""
@@ -232,17 +232,21 @@ class Bench:
         self.attach()
         return {"back to back": self.wakes(self.options.wakes), "settled": self.wakes(self.options.wakes, settled=True)}
 
+    def again(self) -> Any:
+        return self.wakes(self.options.wakes)
+
     def in_place(self) -> Any:
         """Two sets of one layout take turns in memory that stays mapped."""
         assert self.daemon is not None
-        pinned = len(self.daemon.events("registered"))
-        other, _ = bring(self.daemon.socket, request(self.path, "second", self.wanted), 2)
-        wait_for(lambda: len(self.daemon.events("registered")) > pinned, 60)  # type: ignore[union-attr]
+        if not self.other:
+            pinned = len(self.daemon.events("registered"))
+            self.other, _ = bring(self.daemon.socket, request(self.path, "second", self.wanted), 2)
+            wait_for(lambda: len(self.daemon.events("registered")) > pinned, 60)  # type: ignore[union-attr]
         attachment = attach_device(self.daemon.socket, self.weight_set, self.devices[0], lambda attached, fds: None)
         took, copies = [], []
         for number in range(self.options.wakes):
             begun = time.monotonic()
-            attachment = exchange(attachment, self.weight_set if number % 2 else other)
+            attachment = exchange(attachment, self.weight_set if number % 2 else self.other)
             took.append((time.monotonic() - begun) * 1000)
             assert attachment.filled is not None
             copies.append(attachment.filled)
@@ -265,7 +269,7 @@ class Bench:
             wait_for(told.exists, 60)
         return {**found, "stagings": [json.loads(line) for line in told.read_text().splitlines()][:3]}
 
-    def beside_decoding(self, uuid: str) -> Any:
+    def beside_decoding(self, uuid: str, work: Callable[[], Any]) -> Any:
         """What the neighbour loses, and what the wake does."""
         told = self.path / f"decoded-{time.monotonic()}"
         told.touch()
@@ -275,7 +279,7 @@ class Bench:
             threading.Event().wait(2.0)
             quiet = rate_between(told, begun, time.monotonic())
             begun = time.monotonic()
-            found = self.wakes(self.options.wakes)
+            found = work()
             ended = time.monotonic()
             busy = rate_between(told, begun, ended)
             threading.Event().wait(1.5)
@@ -301,7 +305,7 @@ def main() -> None:
     bench.phase("links alone" if several else "alone", bench.alone)
     bench.phase("links in place" if several else "in place", bench.in_place)
     if several and "decoding" not in options.without:
-        bench.phase("helper decodes", lambda: bench.beside_decoding(bench.devices[1]))
+        bench.phase("helper decodes", lambda: bench.beside_decoding(bench.devices[1], bench.in_place))
     if several:
         bench.end()
         bench.phase("start without helpers", lambda: bench.start("--no-helpers"))
@@ -309,7 +313,8 @@ def main() -> None:
         bench.phase("alone", bench.alone)
         bench.phase("in place", bench.in_place)
     if "decoding" not in options.without:
-        bench.phase("target decodes", lambda: bench.beside_decoding(bench.devices[0]))
+        bench.phase("target decodes, copies alone", lambda: bench.beside_decoding(bench.devices[0], bench.in_place))
+        bench.phase("target decodes, wakes", lambda: bench.beside_decoding(bench.devices[0], bench.again))
     if "staging" not in options.without:
         bench.phase("beside staging", bench.beside_staging)
     bench.end()
