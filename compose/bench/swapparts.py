@@ -178,10 +178,11 @@ class SwapParts:
     def artefacts(self) -> Row:
         """Starts of skeletons that read no weights: without what an earlier one has worked out, and with it."""
         place, found = self.scene.setting.work / "artefacts", {}
-        for name in ("without", "with", "with, again"):
+        for name in ("without", "with"):
             engine = self.scene.start_engine("three", bare=True, artefacts=place)
             engine.end()
             found[name] = engine.ready_s
+            print(f"  {name}: {engine.ready_s:.1f} s", file=sys.stderr, flush=True)
         return {"start_s": found, "bytes": sum(file.stat().st_size for file in place.rglob("*") if file.is_file())}
 
     # ---- within ---------------------------------------------------------------------------------------------
