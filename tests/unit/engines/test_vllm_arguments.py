@@ -41,6 +41,14 @@ def test_code_of_a_model_is_never_run_and_the_tokenizer_never_loaded() -> None:
     assert found["skip_tokenizer_init"] is True
 
 
+def test_a_model_that_drafts_is_one_of_the_same_gpu() -> None:
+    drafted = {"draft_model": "/models/small", "draft_tokens": 2}
+    found = engine_arguments(Path("/models/a"), drafted, bare=True)
+    assert found["speculative_config"] == {"method": "draft_model", "model": "/models/small", "num_speculative_tokens": 2}
+    with pytest.raises(SystemExit, match="2 GPUs"):
+        engine_arguments(Path("/models/a"), drafted, bare=True, ranks=2)
+
+
 @pytest.mark.parametrize("name", ["trust_remote_code", "worker_extension_cls", "load_format", "hf_overrides"])
 def test_other_arguments_of_vllm_are_refused(name: str) -> None:
     with pytest.raises(Refused, match=name):
