@@ -153,6 +153,8 @@ def _instance_facts(fleet: Fleet, instance: Instance) -> list[Fact]:
         Fact("configuration", instance.configuration, f"/events?stream=configuration:{instance.configuration}"),
         Fact("process", str(instance.pid or "–")), Fact("created", at_ms=instance.created_ms),
     ]  # fmt: skip
+    if instance.host_bytes:
+        facts.insert(7, Fact("bytes of the host", size(instance.host_bytes)))
     if (model := shown_model(instance)) is not None:
         facts.insert(0, Fact("model", model, f"/models/{model}"))
     if (grant := fleet.grants.get(instance.grant or 0)) is not None:

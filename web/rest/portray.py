@@ -102,8 +102,8 @@ def instance(beats: Mapping[str, NodeBeat], known: Instance) -> shapes.InstanceV
         health=known.health.value, model=known.model, target=directive.rung if directive else None,
         target_model=directive.model if directive else None, why=directive.code if directive else "", grant=known.grant,
         running=known.running, served=known.served, pid=known.pid, since_ms=known.since_ms, idle_since_ms=known.idle_since_ms,
-        bytes_mapped=known.bytes_mapped, bytes_used=known.bytes_used, tokens_per_s=rate,
-        progress=_progress(beats, known.instance),
+        bytes_mapped=known.bytes_mapped, bytes_used=known.bytes_used, host_bytes=known.host_bytes,
+        tokens_per_s=rate,        progress=_progress(beats, known.instance),
     )  # fmt: skip
 
 

@@ -89,6 +89,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     idle_since_ms: int
     bytes_mapped: int
     bytes_used: int
+    host_bytes: int
+    """Off its device: memory of the host that it takes."""
     tokens_per_s: float | None
     progress: ProgressView | None
 

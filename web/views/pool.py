@@ -31,6 +31,8 @@ class SleeperView(msgspec.Struct, frozen=True, kw_only=True):
     hue: int
     bytes_used: int
     since_ms: int
+    words: str = "asleep"
+    """`off its device`: the bytes are the host's."""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,14 +88,16 @@ def _pool(fleet: Fleet, beat: NodeBeat | None, node: str) -> PoolView:
 
 def _sleepers(fleet: Fleet, node: str) -> tuple[SleeperView, ...]:
     tints = hues(fleet)
-    asleep = [i for i in fleet.instances.values() if i.node == node and i.rung is Rung.SLEEP and i.grant is None]
+    low = (Rung.SLEEP, Rung.CHECKPOINT)
+    asleep = [i for i in fleet.instances.values() if i.node == node and i.rung in low and i.grant is None]
     return tuple(
         SleeperView(
             instance=i.instance,
             model=i.model or "no model",
             hue=tints.get(i.configuration, 0),
-            bytes_used=i.bytes_used,
+            bytes_used=i.bytes_used or i.host_bytes,
             since_ms=i.since_ms,
+            words="asleep" if i.rung is Rung.SLEEP else "off its device",
         )
         for i in sorted(asleep, key=lambda i: (i.since_ms, i.instance))
     )

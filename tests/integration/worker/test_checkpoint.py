@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.commands import Checkpoint, Load, Save, Sleep
+from controlplane.commands import Checkpoint, Load, Retry, Save, Sleep
 from controlplane.events import ImageFailed, InstanceCheckpointed, InstanceFailed, InstanceUp, OperationFailed
 from controlplane.fleet import Instance
 from controlplane.rungs import Rung
@@ -85,8 +85,11 @@ async def test_the_next_worker_finds_it_and_brings_it_back(plane: Plant) -> None
     assert (await plane.load("a")).pid == off.pid
 
 
-async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does_not_notice(plane: Plant) -> None:
-    first = await up(plane, fail="restore_fails:1")
+@pytest.mark.parametrize("fault", ["restore_fails:1", "restore_hangs:1"])
+async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does_not_notice(plane: Plant, fault: str) -> None:
+    plane.deadlines = msgspec.structs.replace(QUICK, cuda_restore=3.0)
+    await plane.restart_worker()
+    first = await up(plane, fail=fault)
     await take_off(plane)
     again = await plane.load("a")
     assert again.instance == first.instance
@@ -214,3 +217,18 @@ async def test_a_checkpointed_engine_that_is_killed_is_found_dead(plane: Plant) 
     await plane.until(lambda: plane.of_type(InstanceFailed))
     assert plane.of_type(InstanceFailed)[-1].code == "engine_died"
     await plane.load("a")
+
+
+async def test_a_wrong_answer_after_it_came_back_is_never_served(plane: Plant) -> None:
+    await up(plane)
+    off = await take_off(plane)
+    (known,) = (plane.data / "models" / "known").glob("*.json")
+    known.write_bytes(known.read_bytes().replace(b"[", b"[7,"))
+    plane.order(Load(model="a"))
+    await plane.until(lambda: plane.of_type(InstanceFailed))
+    failed = plane.of_type(InstanceFailed)[-1]
+    assert (failed.instance, failed.step, failed.code) == (off.instance, "check", "check_mismatch")
+    assert not plane.processes()
+    known.unlink()
+    plane.order(Retry(model="a"))
+    assert await says(plane, await plane.load("a"), "hello") == "You said: hello"

@@ -18,6 +18,7 @@ from controlplane.commands import (
     Sleep,
     Tick,
 )
+from controlplane.events import InstanceDirected
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle, ModelFacts, ModelSpec
@@ -120,6 +121,26 @@ def test_skeletons_that_are_in_the_way_leave_the_device_and_live_on() -> None:
     _, directed = story.directive(name)
     assert (directed.rung, directed.victim_of) == (Rung.CHECKPOINT, "big")
     story.report_checkpointed(name).then("InstanceCheckpointed", "InstanceCreated", "GrantGiven", "InstanceDirected")
+
+
+def test_ten_sleepers_make_room_for_one_that_takes_nearly_all_and_no_more_of_them_than_must() -> None:
+    small = [spec(f"m{n}", size=50, gpu=True) for n in range(10)]
+    story = with_models(plane(device_bytes=1_000), *small, spec("big", size=900))
+    for model in small:
+        story.bring_up(model.name)
+        name = story.instance_of(model.name).instance
+        story.given(Sleep(model=model.name)).report_slept(name, bytes_used=30)
+    story.when(Load(model="big"))
+    told = [e.event.instance for e in story.events if isinstance(e.event, InstanceDirected)]
+    assert len(told) == 7, "300 bytes are theirs, 100 may stay"
+    assert all(story.directive(name)[1].rung is Rung.CHECKPOINT for name in told)
+    for name in told:
+        assert not any(i.directive and i.directive.model == "big" for i in story.fleet.instances.values()), (
+            "not before they left"
+        )
+        story.report_checkpointed(name)
+    assert story.instance_of("big").grant is not None
+    assert sum(i.rung is Rung.SLEEP for i in story.fleet.instances.values()) == 3
 
 
 def test_whoever_waits_for_a_place_waits_at_checkpoint() -> None:
