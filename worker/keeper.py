@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from controlplane.commands import ReportCheckpointed, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportUp
 from controlplane.events import Step
 from controlplane.rungs import Rung
 from worker import processes, skeleton, steps
 from worker.desired import Wanted
+from worker.engines.messages import Health
 from worker.failure import StepFailed
 from worker.local import LocalInstance
 from worker.occupancy import used_bytes
@@ -25,6 +27,8 @@ from worker.pulse import Pulse
 from worker.report import Report
 from worker.site import Site
 
+NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
+"""Failures of a wake after which the engine is as it was before."""
 UNKILLABLE_S: Final = 5.0
 """Between two tries to end a process that outlived SIGKILL (it hangs in the kernel)."""
 
@@ -49,6 +53,8 @@ class Keeper:
         self._reported: int | None = None
         """The directive that this task has answered."""
         self._running: dict[Move, asyncio.Task[steps.Done]] = {}
+        self._held_back: tuple[int | None, StepFailed] | None = None
+        """The directive that could not be reached, and why: it goes back to sleep instead."""
         self._begun_for: dict[Move, int | None] = {}
         """The directive under which a move was begun."""
 
@@ -77,7 +83,7 @@ class Keeper:
     async def _turn(self) -> bool:
         """One look, and what follows from it; True: the instance has ended."""
         self._changed.clear()
-        wanted = self._wanted
+        wanted = self._aim()
         rung = wanted.directive.rung if wanted and wanted.directive else Rung.COLD
         if wanted is not None and rung is not Rung.COLD and (lost := self._lost(rung)) is not None:
             busy = next((move.step.value for move in self._running), "serve" if wanted.reached is Rung.UP else "rest")
@@ -119,9 +125,31 @@ class Keeper:
                 return True
         return False
 
+    def _aim(self) -> Wanted | None:
+        """What is wanted, as far as it can be: sleep, instead of an `up` for which there was no room."""
+        wanted = self._wanted
+        if wanted is None or wanted.directive is None or self._held_back is None or self._held_back[0] != _number(wanted):
+            return wanted
+        return replace(wanted, directive=replace(wanted.directive, rung=Rung.SLEEP))
+
+    async def _rolls_back(self, wanted: Wanted, failure: StepFailed) -> bool:
+        """Whether a skeleton on a device is well in spite of the failure: what it costs to start is not thrown away for want of
+        room that somebody may give back in a moment."""
+        d, local = wanted.directive, self.local
+        if d is None or d.rung is not Rung.UP or failure.code not in NO_ROOM or not local.seen.own_layout:
+            return False
+        if local.lost is not None or local.seen.engine is not EngineState.CONNECTED:
+            return False
+        try:
+            local.take(await local.tell(Health(), self._site.deadlines.attach))
+        except StepFailed:
+            return False
+        self._held_back = (d.number, failure)
+        return True
+
     async def _failed(self, move: Move, failure: StepFailed) -> bool:
         """A step has failed; True: the instance has ended with it."""
-        wanted = self._wanted
+        wanted = self._aim()
         log.warning("step_failed", instance=self.local.instance, step=move.step, code=failure.code, message=failure.message)
         if move.step is StepName.CLEAR:
             await asyncio.sleep(UNKILLABLE_S)  # and the plan names it again
@@ -135,6 +163,8 @@ class Keeper:
         if failure.code in ("engine_died", "holder_died") and self.local.lost is None:
             with contextlib.suppress(TimeoutError):  # the death itself says more than that nobody answered
                 await asyncio.wait_for(self._changed.wait(), DEATH_S)
+        if await self._rolls_back(wanted, failure):
+            return False
         code, message = self.local.lost or (failure.code, failure.message)
         await self._fail(wanted, move.step.value, code, message)
         return True
@@ -188,9 +218,10 @@ class Keeper:
         pid = record.engine.pid if record.engine else 0
         used = used_bytes(state) if state else 0
         if rung is Rung.SLEEP:
+            failure = self._held_back[1] if self._held_back is not None and self._held_back[0] == d.number else None
             return ReportSlept(
                 node=node, instance=wanted.instance, directive=d.number, pid=pid, took_ms=took_ms, bytes_used=used,
-                steps=tuple(self._steps),
+                steps=tuple(self._steps), code=failure.code if failure else "", message=failure.message if failure else "",
             )  # fmt: skip
         assert d.model is not None
         return ReportUp(

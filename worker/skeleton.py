@@ -14,6 +14,7 @@ from controlplane.fleet.reach import holds_gpu
 from controlplane.spec import Argument
 from worker import processes
 from worker.cuda.twin import FAULTS
+from worker.deviceroom import see_room
 from worker.engines.messages import Health, Shutdown
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
@@ -52,6 +53,8 @@ async def start_engine(local: LocalInstance) -> None:
     if local.seen.own_layout:
         told["max_model_len"] = shelved.facts.context_tokens  # which its configuration is about, asked for or not
     arguments = msgspec.json.encode(told).decode()
+    if local.seen.own_layout:
+        await see_room(local.record.devices, (shelved.facts.weight_bytes + shelved.facts.kv_bytes) // spec.gpus)
     argv = (
         sys.executable, "-P", "-m", "worker.engines.process", "--instance-dir", str(local.directory.path),
         "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments,

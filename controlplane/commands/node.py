@@ -119,6 +119,8 @@ class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Asleep as directed; or asleep again, when it was directed `up` and that could not be (`code`, `message`: why)."""
+
     node: str
     instance: str
     directive: int
@@ -126,6 +128,8 @@ class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     took_ms: int
     bytes_used: int
     steps: tuple[Step, ...] = ()
+    code: str = ""
+    message: str = ""
 
 
 class ReportCheckpointed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

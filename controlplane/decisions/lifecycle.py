@@ -20,6 +20,7 @@ from controlplane.decisions.verdict import fail, loads
 from controlplane.events import (
     GrantReturned,
     InstanceCheckpointed,
+    InstanceDirected,
     InstanceEnded,
     InstanceFailed,
     InstanceSaved,
@@ -66,19 +67,31 @@ def up(draft: Draft, report: ReportUp) -> None:
 
 
 def slept(draft: Draft, report: ReportSlept) -> None:
-    instance, directive = _answered(draft, report, Rung.SLEEP)
+    instance, directive = _answered(draft, report, Rung.UP if report.code else Rung.SLEEP)
     if instance.directive_settled:
         return
+    number = _held_back(draft, report, instance, directive) if report.code else directive.number
     draft.emit(
         InstanceSlept(
-            node=report.node, instance=report.instance, directive=report.directive, pid=report.pid, took_ms=report.took_ms,
+            node=report.node, instance=report.instance, directive=number, pid=report.pid, took_ms=report.took_ms,
             bytes_used=report.bytes_used, steps=report.steps,
         ),
-        operation=directive.operation, because=directive.number,
+        operation=directive.operation, because=number,
     )  # fmt: skip
     _return_grant(draft, instance, directive.operation)
     _measured(draft, instance, report.bytes_used, directive)
+    if report.code and directive.model is not None:
+        told = f"{report.message}; its skeleton sleeps on"
+        set_back(draft, directive.model, directive.revision, code=report.code, message=told, operation=directive.operation)
     _settled(draft)
+
+
+def _held_back(draft: Draft, report: ReportSlept, instance: Instance, directive: Directive) -> int:
+    """It could not come up and has gone back to sleep by itself: as if it had been told to. Returns that directive."""
+    event = InstanceDirected(
+        node=report.node, instance=report.instance, rung=Rung.SLEEP, grant=instance.grant, code=report.code
+    )  # fmt: skip
+    return draft.emit(event, operation=directive.operation, because=directive.number).position
 
 
 def checkpointed(draft: Draft, report: ReportCheckpointed) -> None:

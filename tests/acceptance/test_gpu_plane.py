@@ -1,17 +1,19 @@
 """A whole plane on a machine with a GPU that is played: only the driver and vLLM's inside are stand-ins."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import openai
 import pytest
 
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.install import install
-from tests.standin.room import Room
+from tests.standin.room import Room, Taker
 from tests.tinymodels import tiny
 
 MIB = 1 << 20
@@ -92,3 +94,45 @@ async def say(plane: PlaneUnderTest, name: str) -> str:
     async with plane.openai() as client:
         answer = await client.completions.create(model=name, prompt="Once upon a time", max_tokens=12, temperature=0)
     return answer.choices[0].text
+
+
+async def test_without_room_on_the_device_a_wake_goes_back_to_a_clean_sleep(plane: PlaneUnderTest, machine: Path) -> None:
+    first = await say(plane, "one")
+    plane.cli("sleep", "one")
+    sleepers = await plane.until_fleet(
+        lambda fleet: all(i.rung is Rung.SLEEP for i in fleet.instances.values()) and set(fleet.instances), "all asleep"
+    )
+    room = Room(machine)
+    stranger = Taker(room, GPU)
+    stranger.take(room.free(GPU) - 4 * MIB)
+    before, pids = await plane.head(), {i.pid for i in (await plane.fleet()).instances.values()}
+    async with plane.openai() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.completions.create(model="one", prompt="x", max_tokens=4)
+    assert f"process {os.getpid()} has" in str(caught.value) and "its skeleton sleeps on" in str(caught.value)
+    fleet = await plane.fleet()
+    assert {name for name, i in fleet.instances.items() if i.rung is Rung.SLEEP} >= sleepers
+    assert {i.pid for i in fleet.instances.values()} == pids, "no engine was ended for it"
+    assert not fleet.grants
+    kinds = [one.type for one in await plane.events(after=before)]
+    assert "InstanceFailed" not in kinds and kinds.count("InstanceSlept") == kinds.count("GrantGiven") == 2
+    assert room.used(GPU) == len(sleepers) * 6 * MIB + 2 * MIB + stranger.size
+    stranger.give(stranger.size)
+    plane.cli("retry", "one")
+    assert await say(plane, "one") == first
+
+
+async def test_an_engine_is_not_started_where_strangers_have_the_memory(plane: PlaneUnderTest, machine: Path) -> None:
+    for name in NAMES:
+        plane.cli("stop", name)
+    await plane.until_fleet(lambda fleet: not fleet.instances, "all gone")
+    room = Room(machine)
+    stranger = Taker(room, GPU)
+    stranger.take(room.free(GPU) - 10 * MIB)
+    async with plane.openai() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.completions.create(model="other", prompt="x", max_tokens=4)
+    assert f"pid {os.getpid()} (" in str(caught.value) and f"{10 * MIB} are free" in str(caught.value)
+    stranger.give(stranger.size)
+    plane.cli("retry", "other")
+    await say(plane, "other")

@@ -1,6 +1,5 @@
 """What goes wrong between vLLM, the pool and the device, as an engine's faults."""
 
-from worker import gpus
 from worker.engines.interface import EngineFault
 
 
@@ -25,8 +24,6 @@ class faults:
         from pool.native import LayoutDiffers  # noqa: PLC0415
 
         match error:
-            case PoolRefused(code="device_full"):
-                raise EngineFault(error.code, f"{error.message}; {users(gpus.processes(self._device))}") from error
             case PoolRefused():
                 raise EngineFault(error.code, error.message) from error
             case LayoutDiffers():

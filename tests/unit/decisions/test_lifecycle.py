@@ -12,6 +12,7 @@ from controlplane.commands import (
     ReportFailed,
     ReportStaged,
     Retry,
+    Sleep,
     Tick,
 )
 from controlplane.events import InstanceDirected, ModelSetBack
@@ -212,3 +213,21 @@ def test_a_skeleton_is_measured_anew_only_when_it_differs() -> None:
     for size, measured in ((100, 1), (104, 0), (110, 1)):
         story.bring_up("a").when(Tick(), after_ms=2_000).report_slept(story.instance_of("a").instance, bytes_used=size)
         assert [e.type for e in story.events].count("SkeletonMeasured") == measured
+
+
+def test_what_had_no_room_to_wake_is_asleep_again_and_tried_after_a_pause() -> None:
+    story = with_models(plane(), spec("a", size=700)).bring_up("a")
+    name = story.instance_of("a").instance
+    story.given(Sleep(model="a")).report_slept(name, bytes_used=50)
+    story.given(admit("req_1"))
+    refused = replace(story.slept_report(name, bytes_used=50), code="device_full", message="no room")
+    story.when(refused).then(
+        ("InstanceDirected", {"rung": Rung.SLEEP, "code": "device_full"}), "InstanceSlept", "GrantReturned",
+        ("ModelSetBack", {"failures": 1, "code": "device_full"}), ("RequestQueued", {"code": "backing_off"}),
+    )  # fmt: skip
+    instance = story.instance_of("a")
+    assert (instance.rung, instance.directive_settled, instance.leased_to) == (Rung.SLEEP, True, frozenset())
+    story.when(refused).then_refused(Code.STALE)
+    story.when(Tick(), after_ms=1_000).then(
+        "GrantGiven", ("InstanceDirected", {"rung": Rung.UP, "instance": name}), "RequestQueued"
+    )
