@@ -281,4 +281,6 @@ async def test_an_empty_plane_teaches_the_first_step(browser: Browser) -> None:
         await expect(page.locator("#device-dev-n1-cpu0")).to_contain_text("free")
         plane.model("first", "cfg_1")
         await expect(page.locator("#model-first .pill")).to_have_text("cold")
+        await expect(page.locator("form[data-try] option")).to_have_text(["first"])
+        await expect(page.locator("form[data-try]")).to_be_visible()
         assert complaints == []

@@ -90,4 +90,17 @@ form?.addEventListener("submit", async (event) => {
   }
 });
 
-if (panel) panel.hidden = false;
+// Models come and go while the page is open; what can be asked is what the list of models names.
+function offer() {
+  const select = form.elements.model;
+  const names = [...document.querySelectorAll("#models .model h3 a")].map((one) => one.textContent);
+  panel.hidden = names.length === 0;
+  if (names.join("\n") === [...select.options].map((one) => one.value).join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+}
+
+if (panel) {
+  offer();
+  document.addEventListener("htmx:after:swap", offer);
+}
