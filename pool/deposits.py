@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pool.safetensors import BadSource, read_source
 from pool.stage import CHUNK_BYTES, READERS, Progress, read_into
 from pool.stagings import Stagings
 
+DIGESTERS = max(2, min(16, (os.cpu_count() or 2) * 3 // 4))
+"""2 GB/s each, beside an engine that writes and waits for them."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 
 
@@ -131,7 +134,7 @@ class Digests:
         self.progress = Progress()
         self.progress.total_bytes = sum(tensor.size_bytes for tensor in tensors)
         self._draft, self._tensors = draft, tensors
-        self._threads = ThreadPoolExecutor(READERS, "pool-digest")
+        self._threads = ThreadPoolExecutor(DIGESTERS, "pool-digest")
         self._begun: list[Future[Tensor]] = []
 
     def begin(self, count: int) -> None:
