@@ -118,7 +118,7 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
     await release(local, deadline_s)
     if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
         local.take(await local.tell(Moved(device=record.device), local.site.deadlines.attach))
-    local.directory.edit(left_device=None)
+    local.directory.edit(left_device=None, checked=False, checked_sets=(), woken=None)
 
 
 def get_ready(local: LocalInstance, was: str) -> None:

@@ -346,7 +346,9 @@ def _to_image(d: Directive, seen: Observed) -> tuple[Move, ...]:
         if seen.engine is EngineState.CHECKPOINTED:
             return (Move(StepName.CUDA_RESTORE, grant=d.grant),)
         return (Move(StepName.DEPOSIT, goal),)
-    return (Move(StepName.BUILD, goal),)
+    if seen.loaded:
+        return (Move(StepName.DETACH),)
+    return (Move(StepName.BUILD, goal) if seen.verified else Move(StepName.VERIFY),)
 
 
 def _to_cold(seen: Observed) -> tuple[Move, ...]:

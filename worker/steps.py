@@ -37,7 +37,7 @@ async def run(local: LocalInstance, wanted: Wanted | None, move: Move) -> Done:
     except FileNotFoundError as error:
         raise StepFailed("lost", f"{error.filename} is gone") from error
     finally:
-        local.site.board.clear(local.instance)
+        local.site.board.clear(local.instance, move.step.value)
     return Done(move.step.value, round((time.monotonic() - began) * 1000, 3), moved, note)
 
 

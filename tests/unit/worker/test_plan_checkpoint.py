@@ -60,6 +60,14 @@ def test_a_checkpointed_engine_goes_to_disk_without_coming_back_first() -> None:
     assert steps(want, replace(OFF, sought=True, kept="img_1")) == [StepName.END_ENGINE]
 
 
+def test_weights_that_were_brought_for_the_proof_leave_the_engine_before_it_is_written() -> None:
+    want = wanted(Rung.SAVED, A, 7)
+    brought = replace(ASLEEP, sought=True, grant=7, own_layout=True, staged=None)
+    assert steps(want, brought) == [StepName.DEPOSIT]
+    loaded = replace(brought, staged=(A, "ws_a"), loaded=True, verified=False)
+    assert walk(want, loaded)[:3] == [StepName.DETACH, StepName.VERIFY, StepName.BUILD]
+
+
 @pytest.mark.parametrize("seen", [OFF, OFF_UNKNOWN, replace(OFF, grant=7)])
 def test_it_is_asked_nothing_but_to_come_back_or_to_end(seen: Observed) -> None:
     asked = {StepName.DRAIN, StepName.SLEEP, StepName.DETACH, StepName.ATTACH, StepName.WAKE, StepName.CHECK, StepName.VERIFY}
