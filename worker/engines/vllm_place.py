@@ -39,10 +39,15 @@ def used_bytes(device: str, ranks: "Gang | None") -> int | None:
 
 
 def ordinals(devices: tuple[str, ...]) -> str:
-    """CUDA's numbers of GPUs, as CUDA_VISIBLE_DEVICES has them. Raises SystemExit for one that is not here."""
+    """CUDA's numbers of GPUs, as CUDA_VISIBLE_DEVICES has them. Raises SystemExit for one that is not here.
+
+    An engine on one GPU sees the others behind it and never uses them: once it was moved, memory of the one where it is then
+    can only be imported if it was visible at the start ("not initialised" otherwise).
+    """
     here = {known.uuid: str(known.index) for known in gpus.gpus()}
     if missing := [device for device in devices if device not in here]:
         raise SystemExit(f"this machine has no GPU {missing[0]!r}; it has {', '.join(here) or 'none'}")
     if len(devices) > 1:
         gpus.leave()  # ranks are forked from here: each must meet the driver's library by itself
-    return ",".join(here[device] for device in devices)
+    others = [number for device, number in here.items() if device not in devices] if len(devices) == 1 else []
+    return ",".join([*(here[device] for device in devices), *others])
