@@ -5,6 +5,7 @@ Each file system is a tmpfs of its own that is shrunk to what it holds, and give
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -38,8 +39,9 @@ class Disk:
     def _resize(self, size: str) -> None:
         _mount("-o", f"remount,size={size}", str(self.path)).check_returncode()
 
-    def unmount(self) -> None:
+    def remove(self) -> None:
         subprocess.run(["umount", "-l", str(self.path)], check=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _mount(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +86,7 @@ def _disks() -> Iterator[tuple[PlaneUnderTest, Disk, Disk]]:
     finally:
         plane._remove(keep=True)
         for disk in mounted:
-            disk.unmount()
+            disk.remove()
 
 
 @pytest.fixture(name="callers")
