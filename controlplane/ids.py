@@ -9,6 +9,8 @@ import time
 from typing import Final
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32, the one ULIDs use
+_PAIRS: Final = [first + second for first in _ALPHABET for second in _ALPHABET]
+_SHIFTS: Final = tuple(range(120, -1, -10))
 
 REQUEST: Final = "req"
 COMMAND: Final = "cmd"
@@ -21,7 +23,7 @@ INCARNATION: Final = "inc"
 def new(prefix: str) -> str:
     """Return a fresh id: `prefix_` and a ULID (48 bits of milliseconds, 80 random bits)."""
     number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    return f"{prefix}_{''.join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))}"
+    return f"{prefix}_{''.join([_PAIRS[(number >> shift) & 1023] for shift in _SHIFTS])}"
 
 
 def derived(prefix: str, command: str, nth: int = 0) -> str:
