@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.journey import Journey, Route
 from pool.messages import Filled, Shard
@@ -88,13 +90,14 @@ def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None], routes: S
             fds[step.segment] = gpu.export(block)
         count = range(len(slabs.parts))
         exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers))
+        made_s = time.monotonic() - begun
         shards = journey.arrive(begun)
     except BaseException as error:
         _undo(journey, OnDevice(list(blocks.values()), list(fds.values())))
         if isinstance(error, NoDeviceMemory):
             raise full(slabs.weight_set, gpu, slabs.size_bytes, gpu.free_bytes()) from error
         raise
-    return _filled(slabs, shards, begun)
+    return msgspec.structs.replace(_filled(slabs, shards, begun), made_ms=made_s * 1000)
 
 
 def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = ()) -> Filled:

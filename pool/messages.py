@@ -158,6 +158,8 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """How the bytes went: `resident`, `host` (its own link), or `links` (other GPUs' links, too)."""
     shards: tuple[Shard, ...] = ()
     """Its own link first."""
+    made_ms: float = 0.0
+    """Of `took_ms`, until all memory was made and exported; bytes travel meanwhile. 0: it was there."""
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):

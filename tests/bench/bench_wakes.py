@@ -223,6 +223,7 @@ class Bench:
             "of_bus": rate / self.bus if self.bus else None, "release_ms": statistics.median(one[2] for one in found),
             "links": {shard.via: shard.copied_bytes for shard in found[-1][1].shards}, "path": found[-1][1].path,
             "shard_ms": {shard.via: shard.took_ms for shard in found[-1][1].shards}, "n": count,
+            "made_ms": statistics.median(one[1].made_ms for one in found),
             "worst_copy_ms": max(one[1].took_ms for one in found),
             "worst_wait_ms": max(float(event["waited_s"]) for event in self.daemon.events("filled")[-count:]) * 1000,
         }  # fmt: skip
