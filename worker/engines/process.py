@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
-from controlplane import lean
 from worker import tether
 from worker.engines.interface import Engine, EngineFault
+from worker.engines.kinds import make
 from worker.engines.link import RETRY_S, Link
 from worker.engines.messages import (
     Abort,
@@ -211,36 +211,6 @@ class Process:
         for message in self._outbox.add(stepped.outputs):
             self._tokens.send(message)
         self._step_at = None if stepped.wait_s is None else time.monotonic() + stepped.wait_s
-
-
-def make(
-    engine: str, source: Path, arguments: dict[str, Any], *, device: str = "", ranks: int = 1, bare: bool = False,
-    artefacts: Path | None = None,
-) -> Engine:  # fmt: skip
-    """Return the engine, started. Imports are here: the fake engine must not cost a torch."""
-    match engine:
-        case "fake":
-            from worker.engines.fake import FakeEngine  # noqa: PLC0415
-
-            return FakeEngine(source, arguments, ranks=ranks)
-        case "transformers":
-            # Threads that spin at barriers are ruin where they have to share processors: 10 tokens/s instead of 50.
-            # Read once, when torch loads its OpenMP.
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-            with lean.uncollected():
-                from worker.engines.transformers import TransformersEngine  # noqa: PLC0415
-
-            return TransformersEngine(source, arguments)
-        case "vllm" if not device:
-            from worker.engines.vllm_cpu import CpuVllmEngine  # noqa: PLC0415
-
-            return CpuVllmEngine(source, arguments)
-        case "vllm":
-            from worker.engines.vllm import VllmEngine  # noqa: PLC0415
-
-            return VllmEngine(source, arguments, device=device, bare=bare, artefacts=artefacts)
-        case _:
-            raise SystemExit(f"unknown engine {engine!r}")
 
 
 def main(argv: list[str] | None = None, started: Callable[[], None] = lambda: None) -> int:
