@@ -30,7 +30,8 @@ POLL_S: Final = 0.005
 FREE_S: Final = 5.0
 """Memory that was given back a moment ago may still be on its way to the driver."""
 MARGIN_BYTES: Final = 256 << 20
-"""Beside what it had there: the driver's own, which grows with what is mapped."""
+MARGIN_PART: Final = 64
+"""Beside what it had there: the driver's own, which grows with what is mapped; of a small device no more than this part."""
 HOST_SHARE: Final = 1.1
 """Of what it has on the device goes to the host, with a little of the driver's beside it."""
 OUR_SHARE: Final = 0.9
@@ -151,7 +152,8 @@ async def _room(local: LocalInstance, where: Theatre) -> None:
     record = local.record
     if where.twin is not None or record.device is None:
         return
-    need, ends = record.skeleton_bytes + MARGIN_BYTES, asyncio.get_running_loop().time() + FREE_S
+    margin = min(MARGIN_BYTES, local.site.size_of(record.device) // MARGIN_PART)
+    need, ends = record.skeleton_bytes + margin, asyncio.get_running_loop().time() + FREE_S
     while (free := await asyncio.to_thread(gpus.free_bytes, record.device)) < need:
         if asyncio.get_running_loop().time() > ends:
             raise StepFailed(

@@ -96,6 +96,26 @@ async def say(plane: PlaneUnderTest, name: str) -> str:
     return answer.choices[0].text
 
 
+async def test_a_skeleton_leaves_its_gpu_and_the_pool_fills_it_again_while_it_comes_back(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    before = await say(plane, "one")
+    (up,) = [i for i in (await plane.fleet()).instances.values() if i.model == "one"]
+    done = plane.cli("checkpoint", "one")
+    assert done.returncode == 0, done.stderr
+    fleet = await plane.fleet()
+    off = fleet.instances[up.instance]
+    assert (off.rung, off.bytes_used, off.grant, off.pid) == (Rung.CHECKPOINT, 0, None, up.pid)
+    assert off.pid is not None
+    assert not Room(machine).processes(GPU).get(off.pid), "the driver says so, too"
+    assert await say(plane, "one") == before
+    event = [one.event for one in await plane.events("InstanceUp")][-1]
+    names = [step.name for step in event.steps]  # type: ignore[union-attr]
+    assert names.index("take_cells") < min(names.index("fill"), names.index("cuda_restore"))
+    assert max(names.index("fill"), names.index("cuda_restore")) < names.index("attach") < names.index("check")
+    assert (await plane.fleet()).instances[up.instance].pid == up.pid
+
+
 async def test_without_room_on_the_device_a_wake_goes_back_to_a_clean_sleep(plane: PlaneUnderTest, machine: Path) -> None:
     first = await say(plane, "one")
     plane.cli("sleep", "one")

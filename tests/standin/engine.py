@@ -178,7 +178,8 @@ class VllmEngine:
         return Stepped(tuple(outputs), 0.0005 if self._running else None)
 
     def scrub(self) -> None:
-        raise EngineFault("not_available", "an engine that holds a GPU can't be saved to disk in this version")
+        if self._awake or self._attachment is not None:
+            raise EngineFault("busy", "weights or KV memory are there still: sleep and detach first")
 
     def revived(self) -> None: ...
 

@@ -18,7 +18,7 @@ def nvmlShutdown() -> None: ...
 
 
 def nvmlSystemGetDriverVersion() -> str:
-    return "0.stand-in"
+    return "580.0.stand-in"
 
 
 def nvmlSystemGetCudaDriverVersion_v2() -> int:

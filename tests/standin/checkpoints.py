@@ -1,0 +1,89 @@
+"""`cuda.bindings.driver`, as far as checkpoints of others go: the twin's states; bytes leave the account and come back."""
+
+import enum
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.standin.install import place
+from tests.standin.room import Room
+from worker.cuda.surgeon import CudaRefused, CudaState
+from worker.cuda.twin import Twin
+
+
+class CUresult(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_ILLEGAL_STATE = 401
+
+
+class CUcheckpointLockArgs:
+    timeoutMs = 0
+
+
+OK = (CUresult.CUDA_SUCCESS,)
+STATES = (CudaState.RUNNING, CudaState.LOCKED, CudaState.CHECKPOINTED, CudaState.FAILED)
+
+
+def cuInit(flags: int) -> Any:
+    return OK
+
+
+def cuCheckpointProcessLock(pid: int, arguments: CUcheckpointLockArgs) -> Any:
+    return _told(lambda: _twin().lock(pid, arguments.timeoutMs))
+
+
+def cuCheckpointProcessCheckpoint(pid: int, arguments: None) -> Any:
+    if (answer := _told(lambda: _twin().checkpoint(pid))) != OK:
+        return answer
+    had = {str(path): path.read_text() for path in _accounts(pid)}
+    _kept(pid).write_text(json.dumps(had))
+    for path in had:
+        Path(path).write_text(f"{0:<20}")
+    return OK
+
+
+def cuCheckpointProcessRestore(pid: int, arguments: None) -> Any:
+    had: dict[str, str] = json.loads(_kept(pid).read_text())
+    room = Room(place())
+    for path, size in had.items():
+        if int(size) > room.free(Path(path).parent.name):
+            return (CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
+    if (answer := _told(lambda: _twin().restore(pid, {}))) == OK:
+        for path, size in had.items():
+            Path(path).write_text(size)
+    return answer
+
+
+def cuCheckpointProcessUnlock(pid: int, arguments: None) -> Any:
+    return _told(lambda: _twin().unlock(pid))
+
+
+def cuCheckpointProcessGetState(pid: int) -> Any:
+    state = _twin().state(pid)
+    return (CUresult.CUDA_ERROR_INVALID_VALUE, None) if state is CudaState.NONE else (*OK, STATES.index(state))
+
+
+def _twin() -> Twin:
+    return Twin(place() / "twin")
+
+
+def _kept(pid: int) -> Path:
+    return place() / f"kept-{pid}"
+
+
+def _accounts(pid: int) -> list[Path]:
+    """The process's files of account, by what it has open."""
+    devices = {str(place() / uuid) for uuid in Room(place()).devices}
+    there = {entry.resolve() for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return [path for path in there if str(path.parent) in devices]
+
+
+def _told(do: Any) -> Any:
+    try:
+        do()
+    except CudaRefused as refused:
+        wrong = CUresult.CUDA_ERROR_INVALID_VALUE if refused.code == "cuda_invalid" else CUresult.CUDA_ERROR_ILLEGAL_STATE
+        return (wrong,)
+    return OK
