@@ -113,9 +113,12 @@ async def up(local: LocalInstance) -> None:
 async def _back(local: LocalInstance, where: Theatre) -> None:
     record, deadline_s = local.record, local.site.deadlines.cuda_restore
     was = record.left_device or record.device
-    devices = exchanged(was, record.device, [known.device for known in local.site.plane.devices if known.kind == "gpu"])
+    devices = exchanged(was, record.device, [one.uuid for one in await asyncio.to_thread(gpus.gpus)])
+    if devices:
+        local.stand_down()  # one that was got ready would bring it back to where it was
+    pid = await _pid(local)
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
-    await operation.carry_out((await _pid(local),), deadline_s * OUR_SHARE)
+    await operation.carry_out((pid,), deadline_s * OUR_SHARE)
     await release(local, deadline_s)
     if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
         local.take(await local.tell(Moved(device=record.device), local.site.deadlines.attach))
@@ -177,7 +180,7 @@ async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
             images.fail, local.restored_from, record.configuration, "restore", failure.code, failure.message
         )
     local.restored_from = None
-    local.directory.edit(engine=None, left_device=None)
+    local.directory.edit(engine=None, left_device=None, unproven=None)
     local.note(
         engine=EngineState.ABSENT, image=found.image if found is not None else None, attached=None, awake=False, checked=False,
         woken_for=None, verified=True,
@@ -200,8 +203,10 @@ async def fill(local: LocalInstance) -> int:
     socket = local.site.plane.pool_socket
     filling = asyncio.create_task(asyncio.to_thread(attach_device, socket, staged[1], device, lambda attached, fds: None))
     try:
-        kept = await asyncio.shield(filling)
-    except (PoolRefused, OSError) as error:
+        async with asyncio.timeout(local.site.deadlines.fill * OUR_SHARE):
+            kept = await asyncio.shield(filling)
+    except (PoolRefused, OSError) as error:  # too late, too: who comes is not held up by it
+        filling.add_done_callback(_let_go)
         log.warning("not_filled", instance=local.instance, weight_set=staged[1], reason=str(error))
         local.note(filled=staged[1])
         return 0
@@ -228,6 +233,8 @@ async def adopted(local: LocalInstance) -> EngineState:
     pid = await _pid(local)
     state = await state_of(where, pid)
     if state is CudaState.CHECKPOINTED:
+        if (record := local.record).left_device is None:  # that worker died before it wrote down where it was
+            local.directory.edit(left_device=record.device)
         return EngineState.CHECKPOINTED
     if state is CudaState.LOCKED:
         await operate(where, (pid,), ("unlock",), deadline_s=local.site.deadlines.cuda_restore)

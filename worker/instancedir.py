@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     configuration: str
     kind: str = ""
-    """The engine's name, `transformers` or `fake`."""
+    """The engine's name, as in a model's spec."""
     holder: Process | None = None
     engine: Process | None = None
     exit: Exit | None = None
@@ -61,6 +61,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     left_device: str | None = None
     """The GPU that a checkpointed engine was on."""
+    unproven: str | None = None
+    """The image that the engine came from, until its first known answer was right."""
     skeleton_bytes: int = 0
     """Private bytes of the engine when it connected, weights of its own left out: nothing mapped, no KV."""
 

@@ -56,7 +56,7 @@ class Keeper:
         self._held_back: tuple[int | None, StepFailed] | None = None
         """The directive that could not be reached, and why: it goes back to sleep instead."""
         self._begun_for: dict[Move, int | None] = {}
-        """The directive under which a move was begun."""
+        """The directive under which a running move was begun."""
 
     def want(self, wanted: Wanted | None) -> None:
         """Where the instance should be from now on; None: the plane does not know it, so it must go."""
@@ -115,13 +115,13 @@ class Keeper:
             self.local.lost = self.local.lost or (hung.code, hung.message)
             self.local.note(engine=EngineState.DEAD)  # as good as: it is killed before anything is said of it
         for move in [move for move, task in self._running.items() if task.done()]:
-            task = self._running.pop(move)
+            task, begun_for = self._running.pop(move), self._begun_for.pop(move)
             failure = _failure(move, task)
             if failure is None:
                 done = task.result()
                 self._steps.append(Step(done.name, done.took_ms, done.moved_bytes))
                 self._check = done.note or self._check
-            elif await self._failed(move, failure):
+            elif await self._failed(move, failure, begun_for):
                 return True
         return False
 
@@ -147,8 +147,8 @@ class Keeper:
         self._held_back = (d.number, failure)
         return True
 
-    async def _failed(self, move: Move, failure: StepFailed) -> bool:
-        """A step has failed; True: the instance has ended with it."""
+    async def _failed(self, move: Move, failure: StepFailed, begun_for: int | None) -> bool:
+        """A step has failed, begun under directive `begun_for`; True: the instance has ended with it."""
         wanted = self._aim()
         log.warning("step_failed", instance=self.local.instance, step=move.step, code=failure.code, message=failure.message)
         if move.step is StepName.CLEAR:
@@ -158,7 +158,7 @@ class Keeper:
             await self._give_up(set(self._running))
             await self._clear()  # it should go anyway: by force, then
             return self._settle(wanted, Rung.COLD)
-        if self._begun_for[move] != _number(wanted) and move not in plan(wanted, self.local.seen):
+        if begun_for != _number(wanted) and move not in plan(wanted, self.local.seen):
             return False  # it was for an earlier directive
         if failure.code in ("engine_died", "holder_died") and self.local.lost is None:
             with contextlib.suppress(TimeoutError):  # the death itself says more than that nobody answered
@@ -258,6 +258,7 @@ class Keeper:
         for move in moves:
             log.info("step_given_up", instance=self.local.instance, step=move.step, directive=_number(self._wanted))
             task = self._running.pop(move)
+            self._begun_for.pop(move, None)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

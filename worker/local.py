@@ -106,9 +106,9 @@ class LocalInstance:
         if held.exit is not None:
             self.note(engine=EngineState.DEAD)
         elif held.parked:
-            await self._adopt_parked()
+            await self._adopt_parked(held.grant)
         elif not held.connected:
-            self.note(engine=EngineState.STARTING)
+            self.note(engine=EngineState.STARTING, verified=held.grant is None)
         else:
             try:
                 self.take(await self.tell(Health(), self.site.deadlines.attach))
@@ -116,11 +116,12 @@ class LocalInstance:
             except StepFailed:
                 self.note(engine=EngineState.DEAD)
 
-    async def _adopt_parked(self) -> None:
+    async def _adopt_parked(self, grant: int | None) -> None:
         from worker import checkpoint  # noqa: PLC0415 (its steps are about this class)
 
         try:
-            self.note(engine=await checkpoint.adopted(self))
+            state = await checkpoint.adopted(self)
+            self.note(engine=state, verified=state is EngineState.CHECKPOINTED or grant is None)
         except StepFailed:
             self.note(engine=EngineState.DEAD)
 
@@ -204,11 +205,17 @@ class LocalInstance:
         self.filling = None
         self.note(filled=None)
 
+    def stand_down(self) -> None:
+        """A step process that was got ready is not wanted after all."""
+        if self.readying is not None:
+            self.readying.cancel()
+            self.readying.add_done_callback(_stood_down)
+        self.readying = None
+
     def forget(self) -> None:
         """Stop watching."""
         self.unfill()
-        if self.readying is not None:
-            self.readying.cancel()
+        self.stand_down()
         for task in self._watches.values():
             task.cancel()
         self._watches.clear()
@@ -216,3 +223,8 @@ class LocalInstance:
     @property
     def logs(self) -> Path:
         return self.site.data / "logs" / "engines"
+
+
+def _stood_down(readying: "asyncio.Task[Operation]") -> None:
+    if not readying.cancelled() and readying.exception() is None:
+        readying.result().kill()

@@ -69,6 +69,7 @@ async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
 
 
 async def drop_cells(local: LocalInstance) -> None:
+    local.unfill()  # what the pool fills there is for an engine that will not map it under these
     try:
         held = await local.holder.drop_cells()
     except HolderGone as error:

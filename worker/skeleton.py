@@ -70,8 +70,9 @@ async def start_engine(local: LocalInstance) -> None:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
     local.directory.edit(
-        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, **pretence(spec.engine, spec.arguments)
-    )
+        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None,
+        **pretence(spec.engine, spec.arguments),
+    )  # fmt: skip
     local.watch("engine", held.engine)
     own_layout = local.seen.own_layout
     device = local.seen.device if own_layout else None

@@ -88,14 +88,18 @@ class Operation:
 
     async def end(self) -> None:
         """Kill it if it still runs, and reap it. A readied one that is not used any more does nothing."""
+        self.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+
+    def kill(self) -> None:
+        """Without waiting for its end; the loop reaps it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             if self._process.returncode is None:
                 self._process.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await self._process.wait()
 
     async def _line(self) -> Said | None:
         assert self._process.stdout is not None

@@ -23,7 +23,6 @@ from worker.local import LocalInstance
 from worker.plan import EngineState, Goal
 from worker.skeleton import pretence
 
-POLL_S: Final = 0.005
 OUR_SHARE: Final = 0.7
 """Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
 ROOM: Final = 1.25
@@ -57,14 +56,17 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
             checkpoint.get_ready(local, manifest.gpu)
         await asyncio.to_thread(cabinet.store.verify, manifest)  # 3 GB in 75 ms on 16 cores: not worth doing beside CRIU
     except ImageBroken as broken:
+        local.stand_down()
         local.note(image=None)  # a cold start follows
         await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
         return 0
     if (free := hostmemory.available_bytes()) < manifest.size_bytes:
+        local.stand_down()
         raise StepFailed("no_memory", f"bringing it back takes {manifest.size_bytes} bytes of memory; this machine has {free}")
     try:
         await _restored(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
     except StepFailed as failure:
+        local.stand_down()
         local.note(image=None)
         if failure.code == "holder_died":
             raise
@@ -73,23 +75,28 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         await holder(local, lambda: local.holder.kill(0))
         return 0
     await asyncio.to_thread(cabinet.store.used, image)
-    local.directory.edit(checked=False, checked_sets=(), woken=None)
+    local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image)
     local.note(image=image, checked=False, woken_for=None)
     local.restored_from = image
     return manifest.size_bytes
 
 
 async def check(local: LocalInstance, wanted: Wanted) -> str:
-    """`occupancy.check`; after a restore a wrong answer is the image's fault, which is never used again. Raises StepFailed."""
+    """`occupancy.check`; the first after a restore that is wrong is the image's fault, which is never used again, whatever
+    worker or directive the restore was for. Raises StepFailed."""
+    image = local.record.unproven
     try:
-        return await occupancy.check(local)
+        found = await occupancy.check(local)
     except StepFailed as failure:
-        if failure.code == "check_mismatch" and (image := local.restored_from) is not None:
+        if failure.code == "check_mismatch" and image is not None:
             cabinet = local.site.images
             await asyncio.to_thread(
                 cabinet.fail, image, wanted.configuration, "check", failure.code, failure.message, final=True
             )
         raise
+    if image is not None:
+        local.directory.edit(unproven=None)
+    return found
 
 
 async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, str]:
@@ -122,6 +129,7 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
     finally:
         if settling is not None:  # a thread can't be stopped, and must not meet the next draft of this image
             await asyncio.gather(settling, return_exceptions=True)
+        await asyncio.to_thread(cabinet.store.discard, image)  # published it is no draft any more; else its deadline has passed
     local.note(kept=whole.image, sought=True)
     return whole.size_bytes, ""
 

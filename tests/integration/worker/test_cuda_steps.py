@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from worker import processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of
 from worker.cuda.surgeon import CudaState
 from worker.failure import StepFailed
+from worker.local import LocalInstance
 
 DOWN, UP = ("lock", "checkpoint"), ("restore", "unlock")
 
@@ -111,3 +114,13 @@ async def test_a_step_process_dies_with_its_worker(pid: int, tmp_path: Path) -> 
         assert step is not None
         os.kill(worker.pid, signal.SIGKILL)
     assert await processes.gone(step, 10)
+
+
+async def test_one_that_was_got_ready_is_ended_when_it_is_not_needed(tmp_path: Path) -> None:
+    readying = asyncio.create_task(Operation.prepare(Theatre(tmp_path / "twin"), UP))
+    local: Any = SimpleNamespace(readying=readying)
+    step = processes.identify((await readying).pid)
+    assert step is not None
+    LocalInstance.stand_down(local)
+    assert local.readying is None
+    assert await processes.ended(step, 10)

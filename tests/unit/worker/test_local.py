@@ -1,0 +1,100 @@
+"""What a worker takes over from the one before it, and what it lets go of in time."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from worker import checkpoint, occupancy
+from worker.cuda.operation import Theatre
+from worker.cuda.surgeon import CudaState
+from worker.desired import Wanted
+from worker.failure import StepFailed
+from worker.holdermessages import Held
+from worker.images import steps as images
+from worker.local import LocalInstance
+from worker.moves import EngineState
+from worker.processes import Process
+
+ENGINE = Process(2, 3, "boot")
+
+
+@pytest.fixture
+def blamed() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def local(tmp_path: Path, blamed: list[str]) -> LocalInstance:
+    cabinet = SimpleNamespace(fail=lambda image, *_, **__: blamed.append(image))
+    site: Any = SimpleNamespace(instances=tmp_path, plane=None, caller=None, images=cabinet)
+    found = LocalInstance(site, "ins_1", lambda: None)
+    found.directory.create("cfg_1")
+    return found
+
+
+def says(local: LocalInstance, **held: Any) -> None:
+    """Have its holder answer so."""
+
+    async def answer() -> Held:
+        return Held(**{"pid": 1, "engine": ENGINE, "exit": None, "connected": False, "grant": None} | held)
+
+    holder: Any = SimpleNamespace(ask=answer, release=answer, drop_cells=answer)
+    local.holder = holder
+
+
+@pytest.mark.parametrize(("grant", "verified"), [(7, False), (None, True)])
+async def test_an_engine_that_was_starting_on_its_cells_is_measured_before_they_are_given_up(
+    local: LocalInstance, grant: int | None, verified: bool
+) -> None:
+    says(local, grant=grant)
+    await local._adopt_holder(local.record)
+    assert (local.seen.engine, local.seen.grant, local.seen.verified) == (EngineState.STARTING, grant, verified)
+
+
+async def test_where_a_checkpointed_engine_was_is_written_down_by_whoever_finds_it(
+    local: LocalInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def off(*_: object) -> CudaState:
+        return CudaState.CHECKPOINTED
+
+    monkeypatch.setattr(checkpoint, "theatre", lambda _: Theatre(tmp_path))
+    monkeypatch.setattr(checkpoint, "state_of", off)
+    says(local, grant=7, parked=True)
+    local.directory.edit(device="GPU-a")
+    await local._adopt_holder(local.record)
+    assert (local.seen.engine, local.seen.verified, local.record.left_device) == (EngineState.CHECKPOINTED, True, "GPU-a")
+
+
+async def test_what_the_pool_has_filled_for_it_goes_before_its_cells(local: LocalInstance) -> None:
+    closed: list[bool] = []
+    filling: Any = SimpleNamespace(close=lambda: closed.append(True))
+    local.filling = filling
+    says(local)
+    await occupancy.drop_cells(local)
+    assert (closed, local.filling, local.seen.filled) == ([True], None, None)
+
+
+async def test_the_first_wrong_answer_is_its_images_fault_whatever_the_restore_was_for(
+    local: LocalInstance, monkeypatch: pytest.MonkeyPatch, blamed: list[str]
+) -> None:
+    wanted = Wanted(instance="ins_1", configuration="cfg_1")
+
+    async def wrong(_: LocalInstance) -> str:
+        raise StepFailed("check_mismatch", "the engine answered (1,), it used to answer (2,)")
+
+    async def right(_: LocalInstance) -> str:
+        return "same_tokens"
+
+    local.directory.edit(unproven="img_1")
+    monkeypatch.setattr(images.occupancy, "check", wrong)
+    with pytest.raises(StepFailed):
+        await images.check(local, wanted)
+    assert blamed == ["img_1"]
+    monkeypatch.setattr(images.occupancy, "check", right)
+    assert await images.check(local, wanted) == "same_tokens"
+    monkeypatch.setattr(images.occupancy, "check", wrong)
+    with pytest.raises(StepFailed):
+        await images.check(local, wanted)
+    assert blamed == ["img_1"], "it has been right since"
