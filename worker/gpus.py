@@ -32,14 +32,6 @@ def visible(named: str | None) -> tuple[Gpu, ...]:
     return tuple(known[name] for name in named.split(",") if name in known)
 
 
-def driver() -> str:
-    """Its version; empty where there is none."""
-    with contextlib.suppress(pynvml.NVMLError):
-        _session()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    return ""
-
-
 def architecture(uuid: str) -> str:
     """Compute capability, such as `9.0`, by which code is compiled. Raises pynvml.NVMLError."""
     _session()

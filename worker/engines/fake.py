@@ -22,7 +22,6 @@ from worker.engines.weights import Weights
 from worker.processes import private_bytes
 
 EOS: Final = 256
-VOCABULARY: Final = 257
 MAX_NUM_SEQS: Final = 8
 PREFIX: Final = b"You said: "
 

@@ -16,7 +16,7 @@ def kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: li
     if root is None:
         yield
         return
-    known = facts("vllm", source, arguments, gpus.driver(), [gpus.architecture(one) for one in devices])
+    known = facts("vllm", source, arguments, gpus.driver_version(), [gpus.architecture(one) for one in devices])
     with Artefacts(root).starting(known.fingerprint) as place:
         os.environ.update(environment(place))
         yield

@@ -21,7 +21,6 @@ DRAFT: Final = ".draft"
 TRIES: Final = 2
 """Restores of one image that may fail before it counts as failed: a first one may have met a busy machine."""
 _LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
-_CHUNK: Final = 8 << 20
 
 
 class ImageBroken(Exception):
