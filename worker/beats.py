@@ -14,9 +14,9 @@ from pool.messages import Described
 from worker import gpus, ranks
 from worker.ledger import Resident, ledger
 from worker.local import LocalInstance
+from worker.moves import EngineState
 from worker.observe import measured
 from worker.occupancy import used_bytes
-from worker.plan import EngineState
 from worker.reconcile import Reconciler
 from worker.service import FrontendGone
 from worker.shelf import Shelf

@@ -11,8 +11,6 @@ from typing import Final
 
 import structlog
 
-from pool.client import Attachment, PoolRefused
-from pool.devicelink import attach_device
 from worker import gpus, hostmemory, processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of
 from worker.cuda.surgeon import CudaState, exchanged
@@ -22,7 +20,7 @@ from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.holdermessages import Held
 from worker.local import LocalInstance
-from worker.plan import EngineState
+from worker.moves import EngineState
 
 DOWN: Final = ("lock", "checkpoint")
 UP: Final = ("restore", "unlock")
@@ -189,39 +187,6 @@ async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
 
 BLAMELESS: Final = frozenset({"cuda_out_of_memory", "step_deadline", "cuda_not_supported"})
 """Failures of a CUDA restore that say nothing of the image that the process came from."""
-
-
-async def fill(local: LocalInstance) -> int:
-    """Have the pool fill the cells' device with the staged set; returns the bytes copied.
-
-    The engine's own mapping finds it there. Whatever hinders that is found out, and said, by that mapping.
-    """
-    staged, device = local.seen.staged, local.record.device
-    assert staged is not None
-    assert device is not None
-    local.unfill()
-    socket = local.site.plane.pool_socket
-    filling = asyncio.create_task(asyncio.to_thread(attach_device, socket, staged[1], device, lambda attached, fds: None))
-    try:
-        async with asyncio.timeout(local.site.deadlines.fill * OUR_SHARE):
-            kept = await asyncio.shield(filling)
-    except (PoolRefused, OSError) as error:  # too late, too: who comes is not held up by it
-        filling.add_done_callback(_let_go)
-        log.warning("not_filled", instance=local.instance, weight_set=staged[1], reason=str(error))
-        local.note(filled=staged[1])
-        return 0
-    except asyncio.CancelledError:
-        filling.add_done_callback(_let_go)
-        raise
-    kept.close_fds()
-    local.filling = kept
-    local.note(filled=staged[1])
-    return kept.filled.copied_bytes if kept.filled is not None else 0
-
-
-def _let_go(filling: "asyncio.Task[Attachment]") -> None:
-    if not filling.cancelled() and filling.exception() is None:
-        filling.result().close()
 
 
 async def adopted(local: LocalInstance) -> EngineState:

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from worker.plan import StepName
+from worker.moves import StepName
 
 
 class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """One task per instance brings what is to what should be, one yield point after another.
 
 The task alone writes its instance's state. Between two steps it looks again: a newer directive counts from there on.
-A step under way is finished first, but for the long ones that may be given up (`plan.ABANDONABLE`).
+A step under way is finished first, but for the long ones that may be given up (`moves.ABANDONABLE`).
 """
 
 import asyncio
@@ -13,16 +13,18 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from controlplane.commands import ReportCheckpointed, ReportEnded, ReportFailed, ReportSaved, ReportSlept, ReportUp
+from controlplane.commands import ReportFailed
 from controlplane.events import Step
 from controlplane.rungs import Rung
-from worker import processes, skeleton, steps
+from worker import skeleton, steps
 from worker.desired import Wanted
 from worker.engines.messages import Health
 from worker.failure import StepFailed
 from worker.local import LocalInstance
-from worker.occupancy import used_bytes
-from worker.plan import ABANDONABLE, SILENT, EngineState, Goal, Move, Observed, StepName, plan
+from worker.loss import lost
+from worker.moves import ABANDONABLE, SILENT, EngineState, Move, StepName
+from worker.outcome import outcome
+from worker.plan import plan
 from worker.pulse import Pulse
 from worker.report import Report
 from worker.site import Site
@@ -85,9 +87,10 @@ class Keeper:
         self._changed.clear()
         wanted = self._aim()
         rung = wanted.directive.rung if wanted and wanted.directive else Rung.COLD
-        if wanted is not None and rung is not Rung.COLD and (lost := self._lost(rung)) is not None:
+        gone = lost(self.local, self._wanted, rung, working=bool(self._running))
+        if wanted is not None and rung is not Rung.COLD and gone is not None:
             busy = next((move.step.value for move in self._running), "serve" if wanted.reached is Rung.UP else "rest")
-            await self._fail(wanted, busy, *lost)
+            await self._fail(wanted, busy, *gone)
             return True
         moves = plan(wanted, self.local.seen)
         await self._give_up({move for move in self._running if move not in moves and move.step in ABANDONABLE})
@@ -169,22 +172,6 @@ class Keeper:
         await self._fail(wanted, move.step.value, code, message)
         return True
 
-    def _lost(self, rung: Rung) -> tuple[str, str] | None:
-        seen = self.local.seen
-        if rung is Rung.SAVED and seen.kept is not None:
-            return None  # it is on disk: its process was to end in any case
-        if self.local.lost is not None:
-            return self.local.lost
-        if seen.engine is EngineState.DEAD:
-            return ("engine_died" if seen.holder else "holder_died"), "it had ended when this worker looked"
-        if rung is Rung.SLEEP and seen.engine is EngineState.ABSENT:
-            return "lost", "there is no process that could be put to sleep"
-        if rung is Rung.CHECKPOINT and seen.engine is EngineState.ABSENT and not self._running:
-            return _unrestorable(self._wanted, seen)
-        if rung is Rung.SAVED and seen.sought and seen.kept is None and not self._running:
-            return _unsavable(self._wanted, seen)
-        return None
-
     def _settle(self, wanted: Wanted | None, rung: Rung) -> bool:
         """The directive is reached: report it once. True: nothing is left."""
         if wanted is None:
@@ -193,43 +180,15 @@ class Keeper:
         if wanted.directive is None or (told and not (rung is Rung.UP and self.local.moved)):
             return rung is Rung.COLD and wanted.directive is not None
         self.local.moved = False
-        self._report(self._answer(wanted, rung))
+        took_ms, held = round((time.monotonic() - self._began) * 1000), self._held_back
+        self._report(
+            outcome(
+                self.local, wanted, rung, took_ms=took_ms, steps=tuple(self._steps), check=self._check,
+                failure=held[1] if held is not None and held[0] == wanted.directive.number else None,
+            )
+        )  # fmt: skip
         self._reported = wanted.directive.number
         return rung is Rung.COLD
-
-    def _answer(self, wanted: Wanted, rung: Rung) -> Report:
-        d, local = wanted.directive, self.local
-        assert d is not None
-        node, took_ms = self._site.plane.node, round((time.monotonic() - self._began) * 1000)
-        if rung is Rung.COLD:
-            return ReportEnded(node=node, instance=wanted.instance, directive=d.number, took_ms=took_ms)
-        if rung is Rung.SAVED:
-            return ReportSaved(
-                node=node, instance=wanted.instance, directive=d.number, image=local.seen.kept or "", took_ms=took_ms,
-                steps=tuple(self._steps),
-            )  # fmt: skip
-        record, state = local.record, local.engine_state
-        if rung is Rung.CHECKPOINT:
-            pid = record.engine.pid if record.engine else 0
-            return ReportCheckpointed(
-                node=node, instance=wanted.instance, directive=d.number, pid=pid, took_ms=took_ms,
-                host_bytes=processes.private_bytes(pid), image=local.restored_from, steps=tuple(self._steps),
-            )  # fmt: skip
-        pid = record.engine.pid if record.engine else 0
-        used = used_bytes(state) if state else 0
-        if rung is Rung.SLEEP:
-            failure = self._held_back[1] if self._held_back is not None and self._held_back[0] == d.number else None
-            return ReportSlept(
-                node=node, instance=wanted.instance, directive=d.number, pid=pid, took_ms=took_ms, bytes_used=used,
-                steps=tuple(self._steps), code=failure.code if failure else "", message=failure.message if failure else "",
-            )  # fmt: skip
-        assert d.model is not None
-        return ReportUp(
-            node=node, instance=wanted.instance, directive=d.number, model=d.model, revision=d.revision,
-            weight_set=local.seen.attached or "", grant=d.grant or 0, endpoint=local.frontend.endpoint(record.port), pid=pid,
-            took_ms=took_ms, bytes_mapped=state.bytes_mapped if state else 0, bytes_used=used, check=self._check,
-            image=local.restored_from, steps=tuple(self._steps),
-        )  # fmt: skip
 
     async def _fail(self, wanted: Wanted, step: str, code: str, message: str) -> None:
         """Clean up, see that nothing is left, and only then say so: whoever gets the cells next finds them free."""
@@ -261,26 +220,6 @@ class Keeper:
             self._begun_for.pop(move, None)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-def _unsavable(wanted: Wanted | None, seen: Observed) -> tuple[str, str] | None:
-    """Why a skeleton that is not on disk can't be put there now; None: it can."""
-    d = wanted.directive if wanted is not None else None
-    if seen.engine not in (EngineState.CONNECTED, EngineState.CHECKPOINTED):
-        return "lost", "there is no process that could be saved, and no image of it"
-    if d is None or (d.grant is None and seen.grant is None):
-        return "no_image", "its image can't be used any more, and it was given no place to prove another one"
-    return None
-
-
-def _unrestorable(wanted: Wanted | None, seen: Observed) -> tuple[str, str] | None:
-    """Why nothing can be brought to `checkpoint`: there is neither a process nor an image; None: it can, or is looked for."""
-    d = wanted.directive if wanted is not None else None
-    if d is None or d.model is None:
-        return "lost", "there is no process that could be taken off its device"
-    if seen.prepared == Goal(d.model, d.revision) and seen.image is None and seen.holder:
-        return "no_image", "there is no image of it that could be used"
-    return None
 
 
 def _number(wanted: Wanted | None) -> int | None:

@@ -38,7 +38,7 @@ from worker.images.wishes import Wishes
 from worker.keeper import Keeper, left_over
 from worker.local import LocalInstance
 from worker.locks import Locks
-from worker.plan import EngineState
+from worker.moves import EngineState
 from worker.reconcile import Reconciler
 from worker.report import Reporter
 from worker.shelf import Prepare, Shelf

@@ -15,7 +15,7 @@ from worker.engines.messages import Checked, ControlCommand, Fault, Health, Stat
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
 from worker.instancedir import InstanceDir, Record
-from worker.plan import EngineState, Goal, Observed
+from worker.moves import EngineState, Goal, Observed
 from worker.processes import Process
 from worker.service import FrontendGone, Service
 from worker.shelf import Shelved

@@ -3,19 +3,14 @@
 import asyncio
 from pathlib import Path
 
-import msgspec
-from blake3 import blake3
-
 from pool.messages import Staged
 from pool.ranks import JOINT
 from worker.desired import Wanted
-from worker.engines.messages import Attach, Check, Checked, Detach, Drain, Health, Sleep, Stage, State, Stocked, Wake
+from worker.engines.messages import Attach, Detach, Drain, Health, Sleep, Stage, State, Stocked, Wake
 from worker.failure import StepFailed
-from worker.holderlink import HolderDenied, HolderGone
 from worker.local import LocalInstance
-from worker.locks import CellConflict, Share
+from worker.moves import Goal
 from worker.observe import mapped
-from worker.plan import EngineState, Goal
 from worker.service import FrontendGone
 
 CELLS = 8
@@ -26,55 +21,9 @@ RESTAGED = 3
 """A set may leave between its staging and its mapping; a pool that keeps losing it has another trouble."""
 ANSWER_S = 2.0
 """What an engine's answer may take beyond the deadline that it was given itself."""
-PROMPT = tuple(range(1, 9))
-"""Ids that every vocabulary has."""
-TOKENS = 8
 KEPT_FRACTION = 0.5
 KEPT_BYTES = 128 << 20
 """A first wake leaves heaps and thread stacks behind, some tens of MiB; a KV that was not freed is more than half its size."""
-
-
-async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
-    """Lock the granted cells and hand the locks to the holder.
-
-    Raises StepFailed (`cell_locked`, `cell_fenced`, `fenced`; `wrong_device` for a skeleton that lives on another GPU).
-    """
-    grant, record, ranks = wanted.grant, local.record, tuple(one.device for one in wanted.grants)
-    if grant is None:
-        raise StepFailed("fenced", "the grant of this directive has been returned")
-    started = local.seen.engine in (EngineState.STARTING, EngineState.CONNECTED)
-    if local.seen.own_layout and started and record.devices != ranks:
-        here, there = " and ".join(record.devices), " and ".join(ranks)
-        raise StepFailed("wrong_device", f"this skeleton was started on {here}; its grant is of {there}")
-    shares = [Share(one.device, tuple(range(one.offset, one.offset + one.cells)), one.number) for one in wanted.grants]
-    ends = asyncio.get_running_loop().time() + local.site.deadlines.take_cells * 0.9
-    while True:
-        try:
-            cells = local.site.locks.take(shares, instance=local.instance)
-            break
-        except CellConflict as conflict:
-            if conflict.code != "cell_locked" or asyncio.get_running_loop().time() > ends:
-                raise StepFailed(conflict.code, str(conflict)) from conflict
-            await asyncio.sleep(RETRY_S)  # its last holder is on its way out
-    try:
-        held = await local.holder.take_cells(grant.number, cells)
-    except HolderDenied as error:
-        raise StepFailed(error.code, error.message) from error
-    except HolderGone as error:
-        raise StepFailed("holder_died", str(error)) from error
-    finally:
-        cells.close()
-    local.directory.edit(device=grant.device, ranks=ranks if len(ranks) > 1 else ())
-    local.note(grant=held.grant, device=grant.device if local.seen.own_layout or record.pretends else None)
-
-
-async def drop_cells(local: LocalInstance) -> None:
-    local.unfill()  # what the pool fills there is for an engine that will not map it under these
-    try:
-        held = await local.holder.drop_cells()
-    except HolderGone as error:
-        raise StepFailed("holder_died", str(error)) from error
-    local.note(grant=held.grant)
 
 
 async def attach(local: LocalInstance) -> int:
@@ -164,29 +113,6 @@ async def wake(local: LocalInstance, goal: Goal, wanted: Wanted) -> None:
         )
 
 
-async def check(local: LocalInstance) -> str:
-    """Compare a short greedy answer with the one on record for these weights. Returns `same_tokens` or `recorded`.
-
-    Raises StepFailed (`check_mismatch`, with both answers).
-    """
-    command = Check(prompt=PROMPT, tokens=TOKENS)
-    reply = await local.ask(command, local.site.deadlines.check)
-    assert isinstance(reply, Checked)
-    configuration, sets = local.record.configuration, local.record.checked_sets
-    attached = local.seen.attached or ""
-    name = attached if JOINT not in attached else f"gang_{blake3(attached.encode()).hexdigest(length=16)}"
-    file = local.site.data / "models" / "known" / f"{name}.json"
-    known = _read(file)
-    result = "same_tokens" if configuration in known else "recorded"
-    if result == "recorded":
-        _write(file, known | {configuration: reply.ids})
-    elif known[configuration] != reply.ids:
-        raise StepFailed("check_mismatch", f"the engine answered {reply.ids}, it used to answer {known[configuration]}")
-    local.directory.edit(checked=True, checked_sets=(*sets, local.seen.attached))
-    local.note(checked=True)
-    return result
-
-
 async def drain(local: LocalInstance) -> None:
     """Let requests end by themselves; abort the rest after the deadline, with a typed error to their callers."""
     deadlines = local.site.deadlines
@@ -271,17 +197,3 @@ def _pid(local: LocalInstance) -> int:
     if engine is None:
         raise StepFailed("engine_died", "there is no engine")
     return engine.pid
-
-
-def _read(file: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, ...]])
-    except FileNotFoundError:
-        return {}
-
-
-def _write(file: Path, known: dict[str, tuple[int, ...]]) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = file.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(known))
-    draft.replace(file)

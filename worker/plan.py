@@ -7,9 +7,7 @@ it names together may run at the same time. An empty answer means: there.
 from controlplane.fleet import REBUILD, Directive
 from controlplane.rungs import Rung
 from worker.desired import Wanted
-from worker.moves import ABANDONABLE, SILENT, EngineState, Goal, Move, Observed, Served, StepName
-
-__all__ = ["ABANDONABLE", "SILENT", "EngineState", "Goal", "Move", "Observed", "Served", "StepName", "plan"]
+from worker.moves import EngineState, Goal, Move, Observed, Served, StepName
 
 
 def plan(wanted: Wanted | None, seen: Observed) -> tuple[Move, ...]:

@@ -18,7 +18,7 @@ from worker.engines.messages import Health
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.local import LocalInstance
-from worker.plan import EngineState
+from worker.moves import EngineState
 from worker.service import FrontendGone
 
 RETRY_S: Final = 0.1

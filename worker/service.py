@@ -12,7 +12,7 @@ from controlplane.plane import Plane
 from worker import processes
 from worker.caller import Caller, Unanswered
 from worker.instancedir import InstanceDir
-from worker.plan import Served
+from worker.moves import Served
 from worker.processes import Process
 
 POLL_S = 0.02

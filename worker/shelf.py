@@ -12,7 +12,7 @@ from controlplane.spec import ModelFacts
 from pool.client import PoolClient, PoolRefused
 from pool.messages import Described, Staged, Staging
 from worker.failure import StepFailed
-from worker.plan import Goal
+from worker.moves import Goal
 
 RETRY_S = 0.2
 """Between two tries to reach a pool daemon that is being started again (0.1-0.3 s here)."""

@@ -20,7 +20,7 @@ from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
 from worker.instancedir import Record
 from worker.local import LocalInstance
-from worker.plan import EngineState, Observed
+from worker.moves import EngineState, Observed
 from worker.processes import Process
 from worker.service import FrontendGone
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import assert_never
 
 from controlplane.events import Step
-from worker import checkpoint, occupancy, processes, skeleton
+from worker import cells, checkpoint, filling, occupancy, processes, skeleton
 from worker.desired import Wanted
 from worker.engines.interface import OWN_LAYOUT
 from worker.failure import StepFailed
 from worker.images import steps as images
 from worker.local import LocalInstance
-from worker.plan import EngineState, Goal, Move, Served, StepName
+from worker.moves import EngineState, Goal, Move, Served, StepName
 from worker.service import FrontendGone
 
 
@@ -64,7 +64,7 @@ async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move) ->
         case StepName.VERIFY:
             await occupancy.verify(local)
         case StepName.DROP_CELLS:
-            await occupancy.drop_cells(local)
+            await cells.drop_cells(local)
         case StepName.CONNECT:
             await skeleton.connect(local)
         case StepName.CHECKPOINT:
@@ -99,14 +99,14 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
         case StepName.CUDA_RESTORE:
             await checkpoint.up(local)
         case StepName.FILL:
-            return await checkpoint.fill(local), ""
+            return await filling.fill(local), ""
         case StepName.BUILD:
             assert move.goal is not None
             return await images.build(local, move.goal, wanted)
         case StepName.START_FRONTEND:
             await _start_frontend(local)
         case StepName.TAKE_CELLS:
-            await occupancy.take_cells(local, wanted)
+            await cells.take_cells(local, wanted)
         case StepName.ATTACH:
             return await occupancy.attach(local), ""
         case StepName.WAKE:

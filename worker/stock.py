@@ -15,7 +15,7 @@ from pool.ranks import form_of, joined, split
 from worker.board import Board
 from worker.desired import Desired
 from worker.failure import StepFailed
-from worker.plan import Goal
+from worker.moves import Goal
 from worker.report import Report
 from worker.shelf import ProgressCall, Shelf, Shelved
 

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from worker import checkpoint, hostmemory, occupancy
+from worker import checkpoint, hostmemory, knownanswer, occupancy
 from worker.checkpoint import holder
 from worker.desired import Wanted
 from worker.failure import StepFailed
@@ -20,7 +20,7 @@ from worker.images.budget import NoRoom
 from worker.images.fingerprint import MappedFile
 from worker.images.store import File, ImageBroken, Manifest
 from worker.local import LocalInstance
-from worker.plan import EngineState, Goal
+from worker.moves import EngineState, Goal
 from worker.skeleton import pretence
 
 OUR_SHARE: Final = 0.7
@@ -82,11 +82,11 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
 
 
 async def check(local: LocalInstance, wanted: Wanted) -> str:
-    """`occupancy.check`; the first after a restore that is wrong is the image's fault, which is never used again, whatever
+    """`knownanswer.check`; the first after a restore that is wrong is the image's fault, which is never used again, whatever
     worker or directive the restore was for. Raises StepFailed."""
     image = local.record.unproven
     try:
-        found = await occupancy.check(local)
+        found = await knownanswer.check(local)
     except StepFailed as failure:
         if failure.code == "check_mismatch" and image is not None:
             cabinet = local.site.images
@@ -206,7 +206,7 @@ async def _back_on_gpu(local: LocalInstance) -> None:
 async def _proved(local: LocalInstance, goal: Goal, wanted: Wanted) -> str:
     await occupancy.attach(local)
     await occupancy.wake(local, goal, wanted)
-    found = await occupancy.check(local)
+    found = await knownanswer.check(local)
     await occupancy.sleep(local)
     await occupancy.detach(local)
     await occupancy.verify(local)

@@ -16,7 +16,7 @@ from controlplane.rungs import Rung
 from tests.workshop import MIB, QUICK, Plant
 from worker import checkpoint
 from worker.failure import StepFailed
-from worker.plan import EngineState
+from worker.moves import EngineState
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,7 +16,7 @@ from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
-from worker import hostmemory, occupancy, processes
+from worker import hostmemory, knownanswer, processes
 from worker.failure import StepFailed
 from worker.images import budget, steps
 
@@ -147,14 +147,14 @@ async def test_a_restored_engine_that_answers_wrongly_is_never_up_and_a_cold_sta
     await house.register("a")
     await house.load("a")
     await save(house, "a")
-    right = occupancy.check
+    right = knownanswer.check
 
     async def wrong_if_restored(local: Any) -> str:
         if local.restored_from is not None:
             raise StepFailed("check_mismatch", "the engine answered (1,), it used to answer (2,)")
         return await right(local)
 
-    monkeypatch.setattr(steps.occupancy, "check", wrong_if_restored)
+    monkeypatch.setattr(steps.knownanswer, "check", wrong_if_restored)
     house.order(Load(model="a"))
     failed = (await house.until(lambda: house.of_type(InstanceFailed)))[-1]
     assert (failed.step, failed.code) == ("check", "check_mismatch")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker import checkpoint, occupancy
+from worker import cells, checkpoint
 from worker.cuda.operation import Theatre
 from worker.cuda.surgeon import CudaState
 from worker.desired import Wanted
@@ -72,7 +72,7 @@ async def test_what_the_pool_has_filled_for_it_goes_before_its_cells(local: Loca
     filling: Any = SimpleNamespace(close=lambda: closed.append(True))
     local.filling = filling
     says(local)
-    await occupancy.drop_cells(local)
+    await cells.drop_cells(local)
     assert (closed, local.filling, local.seen.filled) == ([True], None, None)
 
 
@@ -88,13 +88,13 @@ async def test_the_first_wrong_answer_is_its_images_fault_whatever_the_restore_w
         return "same_tokens"
 
     local.directory.edit(unproven="img_1")
-    monkeypatch.setattr(images.occupancy, "check", wrong)
+    monkeypatch.setattr(images.knownanswer, "check", wrong)
     with pytest.raises(StepFailed):
         await images.check(local, wanted)
     assert blamed == ["img_1"]
-    monkeypatch.setattr(images.occupancy, "check", right)
+    monkeypatch.setattr(images.knownanswer, "check", right)
     assert await images.check(local, wanted) == "same_tokens"
-    monkeypatch.setattr(images.occupancy, "check", wrong)
+    monkeypatch.setattr(images.knownanswer, "check", wrong)
     with pytest.raises(StepFailed):
         await images.check(local, wanted)
     assert blamed == ["img_1"], "it has been right since"

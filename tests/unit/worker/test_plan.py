@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from controlplane.fleet import REBUILD, Directive, Grant
 from controlplane.rungs import Rung
 from worker.desired import Wanted
-from worker.plan import EngineState, Goal, Move, Observed, Served, StepName, plan
+from worker.moves import EngineState, Goal, Move, Observed, Served, StepName
+from worker.plan import plan
 
 A, B = Goal("a", 1), Goal("b", 1)
 CONNECTED = Observed(present=True, holder=True, engine=EngineState.CONNECTED, frontend=True, prepared=A, staged=(A, "ws_a"))

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from controlplane.rungs import Rung
 from tests.unit.worker.test_plan import ASLEEP, CONNECTED, UP, UP_A, A, steps, walk, wanted
 from worker.cuda.surgeon import exchanged
-from worker.plan import EngineState, Observed, StepName, plan
+from worker.moves import EngineState, Observed, StepName
+from worker.plan import plan
 
 OFF = replace(ASLEEP, engine=EngineState.CHECKPOINTED, own_layout=True)
 """Taken off its GPU; its weights are in the pool."""

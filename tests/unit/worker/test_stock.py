@@ -13,7 +13,7 @@ from tests.chronicle import Chronicle
 from worker.board import Board
 from worker.desired import Desired
 from worker.failure import StepFailed
-from worker.plan import Goal
+from worker.moves import Goal
 from worker.report import Report
 from worker.stock import STRAY_S, Stock
 
