@@ -41,7 +41,8 @@ class Draft:
     def allocate(self, number: int) -> None:
         """The segment's memory, its gaps zeroed. Raises OSError (ENOSPC: the host has no more), never a SIGBUS later."""
         if (spare := self.spares.get(number)) is not None:
-            self.fds[number] = spare.become(self.path / segment_name(number), self.sizes[number])
+            self.fds[number] = spare.fd  # first: should it not become that large, it goes back to where it was
+            spare.become(self.path / segment_name(number), self.sizes[number])
             for offset, size in self._gaps.get(number, ()) if spare.dirty else ():
                 for at in range(offset, offset + size, len(_ZEROS)):
                     os.pwrite(spare.fd, _ZEROS[: offset + size - at], at)

@@ -156,10 +156,13 @@ class CudaRelay:
 
     def __init__(self, buffers: int, size: int) -> None:
         self._memory = int(_allocated("cuMemAlloc", driver.cuMemAlloc(buffers * size)))
-        self._size = size
-        self._in, self._out = _stream(), _stream()
-        self._landed, self._gone = [_event() for _ in range(buffers)], [_event() for _ in range(buffers)]
-        self._sent = 0
+        self._size, self._sent = size, 0
+        try:
+            self._in, self._out = _stream(), _stream()
+            self._landed, self._gone = [_event() for _ in range(buffers)], [_event() for _ in range(buffers)]
+        except CudaError:
+            driver.cuMemFree(self._memory)
+            raise
 
     def send(self, block: Block, offset: int, address: int, size: int) -> None:
         number = self._sent % len(self._gone)

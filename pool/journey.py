@@ -87,11 +87,11 @@ class Helper:
                 self._sent += cargo.size
         except BaseException as error:
             self._error = error
-        try:
-            relay.wait()  # nothing may be in flight into memory that goes
-            relay.close()
-        except BaseException as error:
-            self._error = self._error or error
+        for last in (relay.wait, relay.close):  # nothing may be in flight into memory that goes; the ring goes in any case
+            try:
+                last()
+            except BaseException as error:
+                self._error = self._error or error
         self._seconds = time.monotonic() - begun
 
 
@@ -127,8 +127,8 @@ class Journey:
         return (direct, *[helper.shard for helper in self._helpers if helper.shard.copied_bytes])
 
     def abandon(self) -> None:
-        """Nothing is in flight when this returns. Raises OSError for the device itself."""
+        """Nothing is in flight when this returns, whatever a helper has met. Raises OSError for the device itself."""
         for helper in self._helpers:
-            with contextlib.suppress(OSError):  # it has failed, and that is why
+            with contextlib.suppress(Exception):  # it has failed, and that is why
                 helper.end()
         self.gpu.wait()

@@ -147,13 +147,17 @@ class Ready:
         path = self._path()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         loop = asyncio.get_running_loop()
+        chunk: asyncio.Future[None] | None = None
         try:
             for at in range(0, size, CHUNK_BYTES):
                 await self._way.clear()
                 begun = time.monotonic()
-                await loop.run_in_executor(self._thread, allocate, fd, at, min(CHUNK_BYTES, size - at))
+                chunk = loop.run_in_executor(self._thread, allocate, fd, at, min(CHUNK_BYTES, size - at))
+                await asyncio.shield(chunk)
                 self._longest_s = max(self._longest_s, time.monotonic() - begun)
         except BaseException:
+            if chunk is not None:
+                await asyncio.wait([chunk])  # the descriptor's number may be another file's as soon as it is closed
             os.close(fd)
             path.unlink()
             raise

@@ -25,7 +25,8 @@ class Routes:
     @contextlib.contextmanager
     def chosen(self, target: Gpu, size_bytes: int) -> Iterator[tuple[Route, ...]]:
         """Taken for as long as the context lasts: who helps one fill is not asked for another."""
-        others = {uuid: gpu.load() for uuid, gpu in self._gpus.items() if gpu is not target}
+        able = [uuid for uuid in self._gpus if (uuid, target.uuid) in self._topology.peers]
+        others = {uuid: self._gpus[uuid].load() for uuid in able}  # milliseconds each: a wake asks nobody in vain
         with self._lock:
             if (stop := self._helping.pop(target.uuid, None)) is not None:
                 stop.set()

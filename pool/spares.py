@@ -23,16 +23,19 @@ class Spare:
     slab: Slab | None = None
     """Where there are devices: the daemon's mapping, pinned or about to be."""
 
-    def become(self, path: Path, size: int) -> int:
-        """The segment of a set, of this size; its descriptor. Raises OSError."""
+    def become(self, path: Path, size: int) -> None:
+        """The segment of a set, of this size. Raises OSError: then it is as large as it was."""
         self.path.rename(path)
         self.path = path
         if size < self.size:
             os.ftruncate(self.fd, size)
         elif size > self.size:
-            allocate(self.fd, self.size, size - self.size)
+            try:
+                allocate(self.fd, self.size, size - self.size)
+            except OSError:
+                os.ftruncate(self.fd, self.size)
+                raise
         self.size = size
-        return self.fd
 
 
 class Make(msgspec.Struct, frozen=True):

@@ -96,7 +96,11 @@ class Stagings:
         """In memory that lies ready, as far as there is any. covered: (segment, offset, size) of each tensor. To be ended."""
         draft = self.arena.begin(sizes, gaps(sizes, covered))
         self.drafts.add(draft)
-        draft.use(await self.ready.claim(sizes, free_bytes=self.residency.budget_bytes - self.residency.used_bytes))
+        try:
+            draft.use(await self.ready.claim(sizes, free_bytes=self.residency.budget_bytes - self.residency.used_bytes))
+        except BaseException:
+            await self.end(draft)
+            raise
         return draft
 
     async def end(self, draft: Draft) -> None:

@@ -29,6 +29,7 @@ def copy_out(layout: Native, context: Any, fds: list[int]) -> Iterator[int]:
         for at in range(0, tensor.size_bytes, _CHUNK_BYTES)
     ]
     local = threading.local()
+    streams: list[Any] = []
 
     def write(piece: tuple[Tensor, int, int]) -> None:
         tensor, at, size = piece
@@ -36,6 +37,7 @@ def copy_out(layout: Native, context: Any, fds: list[int]) -> Iterator[int]:
             checked("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
             local.buffer = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             local.stream = checked("cuStreamCreate", driver.cuStreamCreate(1))
+            streams.append(local.stream)
         start = _address(layout, tensor) + at
         call = driver.cuMemcpyDtoHAsync(local.buffer.data_ptr(), start, size, local.stream)
         checked("cuMemcpyDtoHAsync", call)
@@ -45,14 +47,18 @@ def copy_out(layout: Native, context: Any, fds: list[int]) -> Iterator[int]:
         while done < size:
             done += os.pwrite(fds[tensor.segment], bytes_[done:], tensor.offset + at + done)
 
-    with ThreadPoolExecutor(_WRITERS, "pool-deposit") as threads:
-        told = written = done = 0
-        for (tensor, at, size), _ in zip(pieces, threads.map(write, pieces), strict=True):
-            written += size
-            done += at + size == tensor.size_bytes
-            if written - told >= _WORD_BYTES:
-                told = written
-                yield done
+    try:
+        with ThreadPoolExecutor(_WRITERS, "pool-deposit") as threads:
+            told = written = done = 0
+            for (tensor, at, size), _ in zip(pieces, threads.map(write, pieces), strict=True):
+                written += size
+                done += at + size == tensor.size_bytes
+                if written - told >= _WORD_BYTES:
+                    told = written
+                    yield done
+    finally:
+        for stream in streams:
+            driver.cuStreamDestroy(stream)
 
 
 def _address(layout: Native, tensor: Tensor) -> int:

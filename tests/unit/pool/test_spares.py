@@ -1,5 +1,6 @@
 """Which memory to have ready, and what becomes of it."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,4 +95,20 @@ def test_memory_that_held_a_set_comes_zeroed_where_no_tensor_is(tmp_path: Path, 
         draft.allocate(0)
     os.pwrite(draft.fds[0], b"w" * 50, 100)
     assert os.pread(draft.fds[0], 5000, 0) == bytes(100) + b"w" * 50 + bytes(3946)
+    draft.discard()
+
+
+def test_memory_that_can_not_grow_is_the_drafts_to_give_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        os.ftruncate(fd, offset + size)
+        raise OSError(errno.ENOSPC, "no more")
+
+    monkeypatch.setattr("pool.spares.allocate", full)
+    draft = Arena(tmp_path).begin((8192,), {})
+    with dirty(tmp_path / "spare", 4096) as found:
+        draft.use({0: found})
+        with pytest.raises(OSError, match="no more"):
+            draft.allocate(0)
+        assert draft.fds == [found.fd], "else nobody would close it, and its memory would be gone for good"
+        assert (found.path.parent, found.size, os.fstat(found.fd).st_size) == (draft.path, 4096, 4096)
     draft.discard()
