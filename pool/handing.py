@@ -6,7 +6,7 @@ import os
 import msgspec
 
 from pool.arena import Arena
-from pool.devices import Resident
+from pool.device import Resident
 from pool.manifest import Manifest
 from pool.messages import Attach, Attached, Filled
 from pool.references import References

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from pool.devices import Devices, Resident
+from pool.device import Resident
+from pool.devices import Devices
 from pool.manifest import Manifest
 from pool.messages import Released
 from pool.residency import Refused, Residency

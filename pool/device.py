@@ -1,0 +1,49 @@
+"""One device as the daemon keeps its books: which sets are on it, for how many, and whose memory another set may take."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pool.fill import OnDevice
+from pool.lane import Lane
+from pool.messages import Filled
+
+
+@dataclass(eq=False)
+class Resident:
+    """A set on a device, or on its way there."""
+
+    weight_set: str
+    exported: asyncio.Future[OnDevice]
+    filled: asyncio.Future[Filled]
+    holders: int = 0
+    size_bytes: int = 0
+
+
+@dataclass
+class Device:
+    lane: Lane
+    total_bytes: int
+    residents: dict[str, Resident] = field(default_factory=dict)
+    former: set[Resident] = field(default_factory=set)
+    """Copies of a set that was found corrupt and has been brought anew: for those who have them, and for nobody else."""
+    left: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Sets, and their bytes, of a daemon before this one: how many engines map them."""
+
+    def holds_on_to(self, resident: Resident, newcomer: str) -> str | None:
+        """Why the memory of one set can't become another's; None: it can."""
+        if resident.holders != 1:
+            return f"{resident.holders} have it"
+        if newcomer in self.residents:
+            return "the other is there already"
+        if self.residents.get(resident.weight_set) is not resident or not resident.filled.done():
+            return "it is on its way"
+        return "its copy failed" if resident.filled.exception() is not None else None
+
+    def leave(self, resident: Resident) -> bool:
+        """It is not handed out any more. True: its memory is to be freed, by whoever asked."""
+        known = resident in self.former or self.residents.get(resident.weight_set) is resident
+        self.former.discard(resident)
+        if self.residents.get(resident.weight_set) is resident:
+            del self.residents[resident.weight_set]
+        return known and resident.filled.exception() is None
