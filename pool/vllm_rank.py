@@ -71,12 +71,7 @@ class _Orders:
         self._backend.weights.drop_own()
 
     def trim(self) -> None:
-        import gc  # noqa: PLC0415
-
-        import torch  # noqa: PLC0415
-
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._backend.trim()
 
     def deposit(self, pool_socket: str, source: str, form: str) -> tuple[str, int, int]:
         staged = self._backend.weights.deposit(pool_socket, source, form_of(form, self._rank, self._size))

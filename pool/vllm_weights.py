@@ -141,7 +141,7 @@ class VllmWeights:
     def exchange(self, weight_set: str) -> Filled | None:
         """Another set of the same layout into the memory that is mapped; None: it can't be, and nothing has changed.
 
-        Raises OSError: nothing is mapped.
+        Raises OSError, RuntimeError: nothing is mapped.
         """
         assert self._attachment is not None
         torch.cuda.synchronize()
@@ -150,7 +150,9 @@ class VllmWeights:
             self._copy_private(self._attachment)
         except PoolRefused:  # whatever it is: a detach and an attach tell
             return None
-        except OSError:
+        except (
+            BaseException
+        ):  # also for want of memory on the way to private tensors: one model's beside another's must not stay
             self._unmap(self._shared)
             self._attachment.close()
             self._attachment = None

@@ -70,6 +70,9 @@ class CpuVllmEngine(VllmEngine):
 
         vllm_parking.scrub(self._core)
 
+    def moved(self, device: str) -> None:
+        raise EngineFault("not_available", f"this engine is on no device: it can't be on {device} either")
+
     def state(self) -> State:
         return State(
             attached=None, awake=self._awake, running=len(self._running), bytes_mapped=0,
