@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.bench.engineprocess import EngineProcess
+from compose.bench.load import TOKENS
 from compose.bench.rows import Row, machine, medians
 from compose.bench.scene import Scene, Setting
 from compose.bench.shapes import SHAPES
@@ -22,7 +23,6 @@ from worker.cuda.operation import Theatre, operate
 from worker.cuda.surgeon import exchanged
 from worker.engines.messages import Attach, Detach, Drain, Health, Moved, Sleep, Wake
 
-TOKENS: Final = 64
 STEP_S: Final = 60.0
 OVER_COPY, MOVE_MS = 1.1, 400
 """What a move may take beside checkpoint and CUDA restore: the copy by this factor, and this."""

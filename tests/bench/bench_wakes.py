@@ -27,7 +27,8 @@ import numpy as np
 from pool.devicelink import attach_device, deposit, exchange
 from pool.messages import Deposit, Filled, Tensor
 from pool.place import place
-from tests.bench.bench_copy import SETTLE_S, sizes
+from tests.bench.bench_copy import SETTLE_S
+from tests.bench.copyhosts import sizes
 from tests.poolroom import Daemon, wait_for, write_safetensors
 from worker import gpus
 
@@ -183,7 +184,7 @@ class Bench:
         directory = self.path / "pool"
         directory.mkdir(mode=0o700, exist_ok=True)
         self.daemon = Daemon(directory, budget=6 * self.total, extra=("--gpus", *extra)).start()
-        return {"socket": str(self.daemon.socket)}
+        return {}
 
     def end(self) -> None:
         if self.daemon is not None:

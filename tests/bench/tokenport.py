@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compose.bench.load import PROMPT
 from worker.engines.messages import Ack, Ended, EngineToFrontend, Sampling, Submit, Tokens
 from worker.engines.wire import Frames, decoder, pack
 
-PROMPT = tuple(range(10, 42))
 ANSWER_S = 120.0
 
 
