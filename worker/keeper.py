@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from controlplane.commands import ReportFailed
 from controlplane.events import Step
+from controlplane.fleet import MOVE
 from controlplane.rungs import Rung
 from worker import skeleton, steps
 from worker.desired import Wanted
@@ -137,9 +138,9 @@ class Keeper:
 
     async def _rolls_back(self, wanted: Wanted, failure: StepFailed) -> bool:
         """Whether a skeleton on a device is well in spite of the failure: what it costs to start is not thrown away for want of
-        room that somebody may give back in a moment."""
+        room that somebody may give back in a moment. One that moves may be on either device by now: its failure is its end."""
         d, local = wanted.directive, self.local
-        if d is None or d.rung is not Rung.UP or failure.code not in NO_ROOM or not local.seen.own_layout:
+        if d is None or d.rung is not Rung.UP or d.code == MOVE or failure.code not in NO_ROOM or not local.seen.own_layout:
             return False
         if local.lost is not None or local.seen.engine is not EngineState.CONNECTED:
             return False

@@ -16,7 +16,7 @@ from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import Slot, occupied, place
 from controlplane.decisions.verdict import fail, succeed
 from controlplane.events import GrantGiven, InstanceDirected, OperationRequested
-from controlplane.fleet.members import Device, Instance, Model, Operation
+from controlplane.fleet.members import MOVE, Device, Instance, Model, Operation
 from controlplane.fleet.reach import NO_CUDA, why_still
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code, Refused
@@ -47,7 +47,7 @@ def move(draft: Draft, command: Move) -> None:
     draft.emit(
         InstanceDirected(
             node=instance.node, instance=instance.instance, rung=Rung.UP, model=model.model, revision=instance.revision,
-            grant=grant, code="move", need_bytes=need,
+            grant=grant, code=MOVE, need_bytes=need,
         ),
         operation=operation,
     )  # fmt: skip
@@ -63,8 +63,10 @@ def pursue(draft: Draft, operation: Operation) -> None:
         fail(
             draft, operation, "superseded", f"{instance.instance} was told to go elsewhere: {directive.rung} ({directive.code})"
         )
-    elif instance.directive_settled:
+    elif instance.directive_settled and instance.rung is Rung.UP:
         succeed(draft, operation, f"serves on {standing.name(draft.fleet, instance.device)}")
+    elif instance.directive_settled:
+        fail(draft, operation, directive.code, f"{instance.instance} could not serve there and is at {instance.rung}")
 
 
 def _instance(fleet: Fleet, what: str) -> Instance:

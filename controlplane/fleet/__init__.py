@@ -3,6 +3,7 @@
 from controlplane.fleet.evolve import Gap, evolve, fold
 from controlplane.fleet.members import (
     ANEW,
+    MOVE,
     REBUILD,
     Configuration,
     Device,
@@ -22,7 +23,7 @@ from controlplane.fleet.members import (
 from controlplane.fleet.state import EVOLVE_VERSION, Fleet, dump, load
 
 __all__ = [
-    "ANEW", "EVOLVE_VERSION", "REBUILD", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant",
+    "ANEW", "EVOLVE_VERSION", "MOVE", "REBUILD", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant",
     "Image", "Instance", "Model", "Node", "Operation", "Rejection", "Request", "SetBack", "WeightSet", "dump", "evolve",
     "fold", "load",
 ]  # fmt: skip

@@ -9,8 +9,8 @@ from controlplane.spec import Argument, ModelFacts, ModelSpec
 
 REBUILD: Final = "rebuild"
 """Code of the directive by which a sleeper has its skeleton's image made anew, and goes on sleeping."""
-
-
+MOVE: Final = "move"
+"""Code of the directive by which an instance goes to another device."""
 ANEW: Final = "operator"
 """Reason of an image's refusal that is nothing but somebody's wish for a new one."""
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from controlplane.commands import DeviceFound, Hello, Move, ReportEnded, ReportFailed, Sleep, Stop
+from controlplane.commands import DeviceFound, Hello, Move, ReportEnded, ReportFailed, ReportSlept, Sleep, Stop
 from controlplane.decisions.needs import held_bytes
 from controlplane.events import GrantReturned, OperationFailed, OperationSucceeded, RequestRouted
 from controlplane.refusal import Code
@@ -60,6 +60,19 @@ def test_a_move_that_fails_gives_both_places_back_and_waiters_are_served_by_anot
     assert not story.fleet.grants
     assert story.find(OperationFailed)[-1].code == "restore_failed"
     assert story.code_of("req_1") == "backing_off"
+
+
+def test_one_that_sleeps_instead_has_not_moved() -> None:
+    story = up().given(Move(what="a", device="cpu1"))
+    instance = story.instance_of("a").instance
+    number, _ = story.directive(instance)
+    story.when(
+        ReportSlept(
+            node="n1", instance=instance, directive=number, pid=1, took_ms=1, bytes_used=1, code="no_room", message="full"
+        )
+    )  # fmt: skip
+    assert story.find(OperationFailed)[-1].code == "no_room"
+    assert not story.fleet.grants
 
 
 def test_it_can_be_stopped_on_its_way() -> None:
