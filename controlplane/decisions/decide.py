@@ -44,7 +44,7 @@ from controlplane.commands import (
     Stop,
     Tick,
 )
-from controlplane.decisions import admission, images, lifecycle, membership, moves, operations, registry, timers
+from controlplane.decisions import admission, images, lifecycle, membership, moves, operations, registry, timers, weightsets
 from controlplane.decisions.draft import Decision, Draft
 from controlplane.fleet.state import Fleet
 
@@ -92,9 +92,9 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
         case ReportFailed() as command:
             lifecycle.failed(draft, command)
         case ReportStaged() as command:
-            lifecycle.staged(draft, command)
+            weightsets.staged(draft, command)
         case ReportDropped() as command:
-            lifecycle.dropped(draft, command)
+            weightsets.dropped(draft, command)
         case Load() as command:
             operations.load(draft, command)
         case Sleep() as command:

@@ -6,7 +6,7 @@ from controlplane import ids
 from controlplane.commands import End
 from controlplane.decisions.draft import Draft
 from controlplane.events import RequestCancelled, RequestFailed, RequestFinished
-from controlplane.fleet.members import Request
+from controlplane.fleet.callers import Request
 
 
 def request_operation(request: str) -> str:

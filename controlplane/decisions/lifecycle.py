@@ -1,18 +1,16 @@
-"""What workers report of their instances and weights. A repeated report changes nothing; a stale one is refused."""
+"""What workers report of their instances. A repeated report changes nothing; a stale one is refused."""
 
 from collections.abc import Iterable
 
 from controlplane.commands import (
     ReportCheckpointed,
-    ReportDropped,
     ReportEnded,
     ReportFailed,
     ReportSaved,
     ReportSlept,
-    ReportStaged,
     ReportUp,
 )
-from controlplane.decisions import endings, operations
+from controlplane.decisions import descent, endings, operations
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import CLIMBS, MEASURED_ANEW, back_off_ms
 from controlplane.decisions.schedule import advance
@@ -20,7 +18,6 @@ from controlplane.decisions.verdict import fail, loads
 from controlplane.events import (
     GrantReturned,
     InstanceCheckpointed,
-    InstanceDirected,
     InstanceEnded,
     InstanceFailed,
     InstanceSaved,
@@ -29,8 +26,6 @@ from controlplane.events import (
     ModelCleared,
     ModelSetBack,
     SkeletonMeasured,
-    WeightsDropped,
-    WeightsStaged,
 )
 from controlplane.fleet.members import Directive, Instance
 from controlplane.refusal import Code, Refused
@@ -70,7 +65,11 @@ def slept(draft: Draft, report: ReportSlept) -> None:
     instance, directive = _answered(draft, report, Rung.UP if report.code else Rung.SLEEP)
     if instance.directive_settled:
         return
-    number = _held_back(draft, report, instance, directive) if report.code else directive.number
+    number = directive.number
+    if report.code:  # it could not come up and has gone back to sleep by itself: as if it had been told to
+        number = descent.direct(
+            draft, instance, Rung.SLEEP, report.code, operation=directive.operation, because=directive.number
+        )  # fmt: skip
     draft.emit(
         InstanceSlept(
             node=report.node, instance=report.instance, directive=number, pid=report.pid, took_ms=report.took_ms,
@@ -84,14 +83,6 @@ def slept(draft: Draft, report: ReportSlept) -> None:
         told = f"{report.message}; its skeleton sleeps on"
         set_back(draft, directive.model, directive.revision, code=report.code, message=told, operation=directive.operation)
     _settled(draft)
-
-
-def _held_back(draft: Draft, report: ReportSlept, instance: Instance, directive: Directive) -> int:
-    """It could not come up and has gone back to sleep by itself: as if it had been told to. Returns that directive."""
-    event = InstanceDirected(
-        node=report.node, instance=report.instance, rung=Rung.SLEEP, grant=instance.grant, code=report.code
-    )  # fmt: skip
-    return draft.emit(event, operation=directive.operation, because=directive.number).position
 
 
 def checkpointed(draft: Draft, report: ReportCheckpointed) -> None:
@@ -189,26 +180,6 @@ def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str,
             endings.fail(draft, request, "load_failed", f"{name} failed to start {failures} times, last: {message}")
     for load in loads(draft.fleet, name):
         fail(draft, load, code, message)
-
-
-def staged(draft: Draft, report: ReportStaged) -> None:
-    known = draft.fleet.weights.get(f"{report.node}/{report.weight_set}")
-    if known is not None and not known.dismissed and (report.model, report.revision) in known.models:
-        return
-    draft.emit(
-        WeightsStaged(
-            node=report.node, weight_set=report.weight_set, model=report.model, revision=report.revision,
-            size_bytes=report.size_bytes, took_ms=report.took_ms, read_bytes=report.read_bytes,
-        )
-    )  # fmt: skip
-    advance(draft)
-
-
-def dropped(draft: Draft, report: ReportDropped) -> None:
-    if f"{report.node}/{report.weight_set}" not in draft.fleet.weights:
-        return
-    draft.emit(WeightsDropped(node=report.node, weight_set=report.weight_set, code=report.code))
-    advance(draft)
 
 
 def _answered(

@@ -16,7 +16,8 @@ from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import Slot, occupied, place
 from controlplane.decisions.verdict import fail, succeed
 from controlplane.events import GrantGiven, InstanceDirected, OperationRequested
-from controlplane.fleet.members import MOVE, Device, Instance, Model, Operation
+from controlplane.fleet.callers import Operation
+from controlplane.fleet.members import MOVE, Device, Instance, Model
 from controlplane.fleet.reach import NO_CUDA, why_still
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code, Refused

@@ -1,14 +1,18 @@
-"""What operators ask for: load, sleep, save, stop, retry. Each is an operation until the state is as asked, or can't be."""
+"""What operators ask for: load, sleep, checkpoint, save, stop, retry (and move: `moves`).
+
+Each is an operation until the state is as asked, or can't be.
+"""
 
 from controlplane import ids
 from controlplane.commands import Checkpoint, Load, Retry, Save, Sleep, Stop
-from controlplane.decisions import checkpoints, images, moves, standing
+from controlplane.decisions import descent, images, moves, standing
 from controlplane.decisions.admission import check_servable, known
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads, succeed
-from controlplane.events import InstanceDirected, ModelCleared, OperationRequested
-from controlplane.fleet.members import Instance, Operation
+from controlplane.events import ModelCleared, OperationRequested
+from controlplane.fleet.callers import Operation
+from controlplane.fleet.members import Instance
 from controlplane.fleet.reach import NO_CUDA, holds_gpu, no_checkpoint, without_gpu
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
@@ -118,16 +122,8 @@ def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
     if operation.kind == "save":
         images.save(draft, instance, "operator", operation=operation.operation, because=operation.order)
         return  # if there is no place for it now, the next tick asks again
-    if operation.kind == "checkpoint":
-        checkpoints.direct(draft, instance, "operator", operation=operation.operation, because=operation.order)
-        return
-    rung = Rung.COLD if stopping else Rung.SLEEP
-    draft.emit(
-        InstanceDirected(
-            node=instance.node, instance=instance.instance, rung=rung, grant=instance.grant, code="operator"
-        ),
-        operation=operation.operation, because=operation.order,
-    )  # fmt: skip
+    rung = Rung.COLD if stopping else Rung.CHECKPOINT if operation.kind == "checkpoint" else Rung.SLEEP
+    descent.direct(draft, instance, rung, "operator", operation=operation.operation, because=operation.order)
 
 
 def _descend(draft: Draft, name: str, kind: str, nothing: str) -> None:

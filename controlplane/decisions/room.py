@@ -7,11 +7,11 @@ beyond that is sent away now, least recently used first; the climb waits until t
 import msgspec
 from msgspec.structs import replace
 
-from controlplane.decisions import standing
+from controlplane.decisions import descent, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import device_bytes, held_bytes, on
-from controlplane.events import InstanceDirected, WeightsDismissed
+from controlplane.events import WeightsDismissed
 from controlplane.fleet.members import Instance, Model, WeightSet
 from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
@@ -88,12 +88,7 @@ def _evict(draft: Draft, others: list[Instance], missing: int, victim_of: str, a
 
 
 def direct_away(draft: Draft, instance: Instance, rung: Rung, victim_of: str, operation: str | None) -> None:
-    draft.emit(
-        InstanceDirected(
-            node=instance.node, instance=instance.instance, rung=rung, grant=instance.grant, code="evicted", victim_of=victim_of
-        ),
-        operation=operation,
-    )
+    descent.direct(draft, instance, rung, "evicted", victim_of=victim_of, operation=operation)
 
 
 def pool_has_room(fleet: Fleet, model: Model, node: str, board: Board) -> bool:

@@ -19,7 +19,8 @@ from controlplane.decisions.needs import cannot_fit, device_bytes, wanted
 from controlplane.decisions.plan import plan
 from controlplane.decisions.verdict import give_up, loads, reject, succeed
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
-from controlplane.fleet.members import Instance, Model, Request
+from controlplane.fleet.callers import Request
+from controlplane.fleet.members import Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code
 from controlplane.rungs import Rung

@@ -1,12 +1,12 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
-from controlplane.decisions import checkpoints, endings, images, operations, standing
+from controlplane.decisions import descent, endings, images, operations, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
 from controlplane.decisions.room import in_use
 from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads
-from controlplane.events import InstanceDirected, InstanceOverdue, WeightsDismissed
+from controlplane.events import InstanceOverdue, WeightsDismissed
 from controlplane.fleet.members import Instance
 from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
@@ -68,15 +68,15 @@ def _idle(draft: Draft) -> None:
         if instance.rung is Rung.UP:
             quiet = draft.now - max(instance.idle_since_ms, instance.since_ms)
             if limits.sleep_ms is not None and quiet >= limits.sleep_ms and standing.evictable(draft.fleet, instance):
-                _direct(draft, instance, Rung.SLEEP, "idle")
+                descent.direct(draft, instance, Rung.SLEEP, "idle")
         elif instance.rung is Rung.SLEEP and limits.checkpoint_ms is not None and not no_checkpoint(draft.fleet, instance):
             if draft.now - instance.since_ms >= limits.checkpoint_ms:
-                checkpoints.direct(draft, instance, "idle")
+                descent.direct(draft, instance, Rung.CHECKPOINT, "idle")
         elif instance.rung is not Rung.SAVED and limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
             if draft.now - instance.since_ms >= limits.saved_ms:
                 images.save(draft, instance, "idle")
         elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
-            _direct(draft, instance, Rung.COLD, "idle")
+            descent.direct(draft, instance, Rung.COLD, "idle")
 
 
 def retire(draft: Draft) -> None:
@@ -88,7 +88,7 @@ def retire(draft: Draft) -> None:
         if not standing.obsolete(draft.fleet, instance) or not standing.idle(draft.fleet, instance):
             continue
         if instance.rung is Rung.UP or not _useful(draft.fleet, instance):
-            _direct(draft, instance, Rung.COLD, "retired")
+            descent.direct(draft, instance, Rung.COLD, "retired")
     for weights in draft.fleet.weights.values():
         wanted = any((m := draft.fleet.models.get(name)) and not m.retired for name, _ in weights.models)
         if not wanted and not weights.dismissed and not in_use(draft.fleet, weights):
@@ -99,8 +99,3 @@ def _useful(fleet: Fleet, instance: Instance) -> bool:
     return any(
         m.facts is not None and m.facts.configuration == instance.configuration and not m.retired for m in fleet.models.values()
     )
-
-
-def _direct(draft: Draft, instance: Instance, rung: Rung, code: str) -> None:
-    event = InstanceDirected(node=instance.node, instance=instance.instance, rung=rung, grant=instance.grant, code=code)
-    draft.emit(event)

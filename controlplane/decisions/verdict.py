@@ -4,7 +4,8 @@ from controlplane.decisions import endings
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import CannotFit
 from controlplane.events import ModelRejected, OperationFailed, OperationSucceeded
-from controlplane.fleet.members import Model, Operation
+from controlplane.fleet.callers import Operation
+from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet
 
 

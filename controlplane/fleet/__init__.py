@@ -1,5 +1,6 @@
 """The fleet's state and its evolution."""
 
+from controlplane.fleet.callers import Gateway, Operation, Request
 from controlplane.fleet.evolve import Gap, evolve, fold
 from controlplane.fleet.members import (
     ANEW,
@@ -8,15 +9,12 @@ from controlplane.fleet.members import (
     Configuration,
     Device,
     Directive,
-    Gateway,
     Grant,
     Image,
     Instance,
     Model,
     Node,
-    Operation,
     Rejection,
-    Request,
     SetBack,
     WeightSet,
 )

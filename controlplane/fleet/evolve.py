@@ -57,7 +57,8 @@ from controlplane.events import (
     WeightsStaged,
 )
 from controlplane.fleet import grants, images, instances, models, nodes, requests, weights
-from controlplane.fleet.members import Configuration, Gateway, Operation
+from controlplane.fleet.callers import Gateway, Operation
+from controlplane.fleet.members import Configuration
 from controlplane.fleet.state import Fleet
 
 

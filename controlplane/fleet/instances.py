@@ -58,16 +58,9 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
 def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
     left = requests.stranded(fleet, fleet.instances[e.instance], at)
     return changed(
-        left,
-        e.instance,
-        rung=Rung.SLEEP,
-        since_ms=at,
-        pid=e.pid,
-        bytes_mapped=0,
-        bytes_used=e.bytes_used,
-        host_bytes=0,
+        left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used, host_bytes=0,
         weight_set=None,
-    )
+    )  # fmt: skip
 
 
 def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:

@@ -14,7 +14,8 @@ from controlplane.events import (
     RequestQueued,
     RequestRouted,
 )
-from controlplane.fleet.members import Instance, Request
+from controlplane.fleet.callers import Request
+from controlplane.fleet.members import Instance
 from controlplane.fleet.state import Fleet
 
 

@@ -5,17 +5,15 @@ from typing import Any, TypeVar
 import msgspec
 from immutables import Map
 
+from controlplane.fleet.callers import Gateway, Operation, Request
 from controlplane.fleet.members import (
     Configuration,
     Device,
-    Gateway,
     Grant,
     Image,
     Instance,
     Model,
     Node,
-    Operation,
-    Request,
     WeightSet,
 )
 
