@@ -9,7 +9,8 @@ import msgspec
 from compose.refusal import EnvironmentRefusal
 from controlplane.plane import PlaneDevice
 from pool.nvml import joined
-from worker.gpus import Gpu, gpus
+from worker import gpus
+from worker.gpus import Gpu
 from worker.islands import islands
 
 NEEDED: Final = ("vllm", "torch", "cuda.bindings")
@@ -41,9 +42,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 def look(allowed: tuple[str, ...] | None) -> Found:
     """Those of `allowed` (None: all that CUDA_VISIBLE_DEVICES shows). Raises EnvironmentRefusal for one that is not here."""
-    here = gpus()
-    if allowed is None:
-        chosen = tuple(gpu for gpu in here if _visible(gpu))
+    here = gpus.gpus()
+    if allowed is None:  # many share a machine by this variable; here alone it counts: engines are told theirs by the plane
+        chosen = gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     else:
         if absent := [uuid for uuid in allowed if uuid not in {gpu.uuid for gpu in here}]:
             known = ", ".join(gpu.uuid for gpu in here) or "none"
@@ -53,12 +54,6 @@ def look(allowed: tuple[str, ...] | None) -> Found:
             )  # fmt: skip
         chosen = tuple(gpu for gpu in here if gpu.uuid in allowed)
     return Found(gpus=chosen, missing=_missing() if chosen else "")
-
-
-def _visible(gpu: Gpu) -> bool:
-    """Many share a machine by this variable. It counts at the start of `up` alone: engines are told their GPU by the plane."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return shown is None or not {gpu.uuid, str(gpu.index)}.isdisjoint(part.strip() for part in shown.split(","))
 
 
 def _missing() -> str:

@@ -29,7 +29,7 @@ def visible(named: str | None) -> tuple[Gpu, ...]:
     if named is None:
         return here
     known = {key: one for one in here for key in (str(one.index), one.uuid)}
-    return tuple(known[name] for name in named.split(",") if name in known)
+    return tuple(dict.fromkeys(known[name] for name in map(str.strip, named.split(",")) if name in known))
 
 
 def architecture(uuid: str) -> str:

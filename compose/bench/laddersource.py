@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def source_of(shape: str, work: Path, arguments: dict[str, Any]) -> Source:
     """Make the checkpoint in `work` unless it is there. Raises EnvironmentRefusal or click.BadParameter."""
     if shape == FAKE:
         return Source(name=FAKE, engine=FAKE, source="fake:measured", bytes=16 * _MIB, arguments=_FAKE | arguments)
-    engine = "vllm" if gpus.gpus() and shape != SMALL else "transformers"
+    engine = "vllm" if gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES")) and shape != SMALL else "transformers"
     given: dict[str, Any] = dict(_GPU if engine == "vllm" else _CPU)
     if (Path(shape) / "config.json").is_file():
         made = Path(shape).resolve()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -38,7 +39,7 @@ def move(*, shape: str, moves: int, work: Path | None, file: Path | None) -> Non
 
     Needs two GPUs of one host. Greedy tokens are compared after every move.
     """
-    here = gpus.gpus()
+    here = gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if len(here) < 2:
         raise EnvironmentRefusal("few_gpus", f"A move needs two GPUs, and this machine has {len(here)}.", "Run it on one.")
     if shape not in SHAPES:

@@ -37,7 +37,8 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class OwnPlane:
-    """Enter it: it is ready then. `data`: an empty directory with a short name; it is removed at the end."""
+    """Enter it: it is ready then. `data`: an empty directory with a short name; it is removed at the end,
+    unless KEEP_PLANES is set."""
 
     def __init__(self, data: Path, settings: str) -> None:
         self.data, self._settings = data, settings

@@ -12,7 +12,7 @@ TWO = (Gpu("GPU-a", "big", 140 * GIB, 0), Gpu("GPU-b", "small", 16 * GIB, 1))
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "gpus", lambda: TWO)
+    monkeypatch.setattr("worker.gpus.gpus", lambda: TWO)
     monkeypatch.setattr(gpus, "NEEDED", ())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
