@@ -116,7 +116,7 @@ def gc(data: Path, json: bool) -> None:
     if json:
         echo_json(answer)
     else:
-        click.echo(f"removed {', '.join(answer['images']) or 'nothing'}")
+        click.echo(answer["message"] or f"removed {', '.join(answer['images']) or 'nothing'}")
 
 
 def _stands(one: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, delete, post, put
+from litestar import Response, delete, post, put
 from litestar.params import Body, FromPath
 
 from controlplane.commands import (
@@ -22,9 +22,8 @@ from controlplane.commands import (
 )
 from controlplane.settings import spec_from_fields
 from web.errors import ApiError
-from web.rest.asking import Accepted, Changed, Key, answered, command
+from web.rest.asking import Accepted, Ask, Changed, Key, answered, command
 
-Ask = Request[Any, Any, Any]
 Outcome = Response[Changed | Accepted]
 Fields = Annotated[dict[str, Any], Body(description="The fields of a `[[model]]` table of the settings file")]
 

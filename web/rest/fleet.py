@@ -1,18 +1,17 @@
 """Lists and single members of the fleet, from the view; `?after=<position>` waits until the view holds that event."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-from litestar import Request, get
+from litestar import get
 from litestar.params import FromPath, QueryParameter
 
 from web.errors import ApiError
 from web.rest import portray, shapes
-from web.rest.asking import fleet_after, services_of
+from web.rest.asking import Ask, fleet_after, services_of
 
 T = TypeVar("T")
 Position = Annotated[int | None, QueryParameter(ge=0, le=2**62, description="Wait until the view holds this event")]
-Ask = Request[Any, Any, Any]
 
 
 @get("/nodes")

@@ -1,19 +1,18 @@
 """The log itself: events by page, one event, and all new ones as a stream."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import HeaderParameter, PathParameter, QueryParameter
 from litestar.response import Stream
 
 from controlplane.envelope import to_wire
 from web.errors import ApiError
-from web.rest.asking import services_of
+from web.rest.asking import Ask, services_of
 from web.rest.fleet import Position
 from web.rest.following import feed
 from web.rest.operations import Limit
 
-Ask = Request[Any, Any, Any]
 Name = Annotated[str | None, QueryParameter(max_length=200)]
 
 

@@ -1,22 +1,22 @@
 """Skeletons on the nodes' disks: listed from the view; what is done to one is done by its node, and told by events."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import nats.errors
-from litestar import Request, delete, get, post
+from litestar import delete, get, post
 from litestar.params import FromPath
 
 from controlplane.commands import PinImage, RebuildImage, RemoveImage
 from controlplane.fleet import Fleet, Image
 from controlplane.fleet.images import is_pinned, models_of
+from controlplane.refusal import Code, Refused
 from controlplane.subjects import ImageAsk, ImageDone, images_of
 from web.errors import ApiError
-from web.rest.asking import Key, command, fleet_after, services_of
+from web.rest.asking import Ask, Key, command, fleet_after, services_of
 from web.rest.fleet import Position
 from web.views.images import outlook, state
 
-Ask = Request[Any, Any, Any]
 NODE_S: Final = 60.0
 """A check reads a whole image, some GiB at most."""
 REMOVED_S: Final = 10.0
@@ -94,9 +94,19 @@ async def collect_images(request: Ask, key: Key = None) -> ImageDone:
     names: list[str] = []
     for node in sorted(node.node for node in fleet.nodes.values() if node.heard):
         names += (await _ask(request, node, ImageAsk(verb="surplus"))).images
-    for name in names:
+    gone = [name for name in names if await _removes(request, name)]
+    return await _gone(request, tuple(gone))
+
+
+async def _removes(request: Ask, name: str) -> bool:
+    """False: since its node was asked it has gone, or somebody has pinned it."""
+    try:
         await command(request, RemoveImage(image=name, code="quota"))
-    return await _gone(request, tuple(names))
+    except Refused as refused:
+        if refused.code in (Code.IMAGE_UNKNOWN, Code.NOT_AVAILABLE):
+            return False
+        raise
+    return True
 
 
 async def _one(request: Ask, name: str, verb: str) -> ImageDone:

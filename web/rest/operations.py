@@ -1,19 +1,18 @@
 """Operations: open ones from the view, with progress; ended ones from the log."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from litestar import Request, get
+from litestar import get
 from litestar.params import FromPath, QueryParameter
 
 from controlplane.envelope import Recorded
 from controlplane.events import OperationFailed, OperationRequested, OperationSucceeded
 from web.errors import ApiError
 from web.rest import portray, shapes
-from web.rest.asking import fleet_after, services_of
+from web.rest.asking import Ask, fleet_after, services_of
 from web.rest.fleet import Position
 from web.services import Services
 
-Ask = Request[Any, Any, Any]
 Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
 WAIT_MOST_S: Final = 60.0
 """Longest `?wait=`: below the idle limits of proxies."""

@@ -103,7 +103,7 @@ def instance(beats: Mapping[str, NodeBeat], known: Instance) -> shapes.InstanceV
         target_model=directive.model if directive else None, why=directive.code if directive else "", grant=known.grant,
         running=known.running, served=known.served, pid=known.pid, since_ms=known.since_ms, idle_since_ms=known.idle_since_ms,
         bytes_mapped=known.bytes_mapped, bytes_used=known.bytes_used, host_bytes=known.host_bytes,
-        tokens_per_s=rate,        progress=_progress(beats, known.instance),
+        tokens_per_s=rate, progress=_progress(beats, known.instance),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Requests: open ones from the view, ended ones from the log; cancelling one."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from litestar import Request, Response, delete, get
+from litestar import Response, delete, get
 from litestar.params import FromPath, QueryParameter
 
 from controlplane.commands import CancelRequest
@@ -10,11 +10,10 @@ from controlplane.envelope import Recorded
 from controlplane.events import RequestAccepted, RequestCancelled, RequestFailed, RequestFinished
 from web.errors import ApiError
 from web.rest import portray, shapes
-from web.rest.asking import Accepted, Changed, Key, answered, command, fleet_after, services_of
+from web.rest.asking import Accepted, Ask, Changed, Key, answered, command, fleet_after, services_of
 from web.rest.fleet import Position
 from web.rest.operations import Limit
 
-Ask = Request[Any, Any, Any]
 State = Literal["open", "finished", "failed", "cancelled"]
 
 

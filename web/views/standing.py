@@ -13,7 +13,7 @@ from web.views.figures import percent, size
 CAUSES = {
     "request": "for a request", "load": "on request of an operator", "idle": "idle for long enough", "evicted": "makes room",
     "operator": "on request of an operator", "retired": "its model is retired", "failed": "after a failure",
-    "waiting": "waits for a place",
+    "waiting": "waits for a place", "move": "on request of an operator", "rebuild": "its image is made anew",
 }  # fmt: skip
 """Directive code -> why, as it reads after a colon."""
 
