@@ -1,4 +1,4 @@
-"""Structured logs of a process: JSON lines on standard error, which who started it keeps, or on a file of its own."""
+"""Structured logs of a process: JSON lines on standard error, kept by whoever started it, or in a file of its own."""
 
 import os
 from typing import Final
