@@ -89,8 +89,8 @@ class Ready:
             if spare.path.parent == draft.path and draft.fds[number] < 0:  # sealed, and not published
                 await self._devices.unpin(spare.slab)
                 continue
+            draft.fds[number] = -1
             if spare.path.parent == draft.path:
-                draft.fds[number] = -1
                 spare.path = spare.path.rename(self._path())
                 spare.dirty = True
             self._spares.append(spare)

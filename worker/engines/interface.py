@@ -14,8 +14,8 @@ class EngineFault(Exception):
     """An order that was not carried out; the engine is as it was before, unless `fatal`.
 
     Attributes:
-        code: `not_attached`, `not_awake`, `busy`, `layout`, `pool`, `corrupt`, `no_memory`, `not_available`, `failed`, or the
-            pool's own code.
+        code: `not_attached`, `not_awake`, `busy`, `layout`, `pool`, `corrupt`, `no_memory`, `not_available`, `failed`,
+            `rank_silent` (of a gang; fatal), or the pool's own code.
     """
 
     def __init__(self, code: str, message: str, *, fatal: bool = False) -> None:
