@@ -127,8 +127,7 @@ class VllmEngine(Requests):
 
     def _switch(self, pool_socket: str, weight_set: str) -> None:
         """Another set while awake and drained: KV memory stays, what it remembers is forgotten. A failure leaves it asleep."""
-        self._must_rest()
-        self._core.reset_prefix_cache()
+        self._forget()
         if self._exchanged(pool_socket, weight_set):
             return
         self._backend.weights.detach()
@@ -162,10 +161,17 @@ class VllmEngine(Requests):
         self._awake = True
 
     def sleep(self) -> None:
-        self._must_rest()
-        self._core.reset_prefix_cache()
+        self._forget()
         self._backend.kv.release()
         self._awake = False
+
+    def _forget(self) -> None:
+        """Empty the prefix cache while its memory is still there. vLLM only warns when it can't, and would then answer from
+        memory of other contents.
+        """
+        self._must_rest()
+        if self._core.reset_prefix_cache() is False:
+            raise EngineFault("cache_kept", "vLLM did not forget its prefix cache: blocks of KV memory are still in use")
 
     def scrub(self) -> None:
         if self._gang is not None:

@@ -58,8 +58,7 @@ class CpuVllmEngine(VllmEngine):
         self._awake = True
 
     def sleep(self) -> None:
-        self._must_rest()
-        self._core.reset_prefix_cache()
+        self._forget()
         self._awake = False
 
     def scrub(self) -> None:
