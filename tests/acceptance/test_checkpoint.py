@@ -75,6 +75,7 @@ async def test_what_idles_leaves_its_device_after_its_own_time(house: PlaneUnder
 
 
 async def test_a_request_that_meets_a_lost_process_is_answered_all_the_same(house: PlaneUnderTest) -> None:
+    """C17: the request that was queued is kept."""
     before = await house.chat("poisoned", "what was it")
     assert house.cli("checkpoint", "poisoned").returncode == 0
     found = await off(house, "poisoned")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,7 @@ async def test_a_skeleton_leaves_its_gpu_and_the_pool_fills_it_again_while_it_co
 
 
 async def test_without_room_on_the_device_a_wake_goes_back_to_a_clean_sleep(plane: PlaneUnderTest, machine: Path) -> None:
+    """C16."""
     first = await say(plane, "one")
     plane.cli("sleep", "one")
     sleepers = await plane.until_fleet(
@@ -130,6 +132,7 @@ async def test_without_room_on_the_device_a_wake_goes_back_to_a_clean_sleep(plan
         with pytest.raises(openai.APIStatusError) as caught:
             await client.completions.create(model="one", prompt="x", max_tokens=4)
     assert f"process {os.getpid()} has" in str(caught.value) and "its skeleton sleeps on" in str(caught.value)
+    assert re.search(r"needs \d+ bytes on \S+, \d+ are free there", str(caught.value))
     fleet = await plane.fleet()
     assert {name for name, i in fleet.instances.items() if i.rung is Rung.SLEEP} >= sleepers
     assert {i.pid for i in fleet.instances.values()} == pids, "no engine was ended for it"

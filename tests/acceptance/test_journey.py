@@ -43,6 +43,20 @@ async def test_a_stream_comes_in_pieces_and_ends_with_usage(plane: PlaneUnderTes
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens >= len(text)
 
 
+async def test_c31_a_stream_is_the_answer_in_one_piece_wherever_a_character_is_cut(plane: PlaneUnderTest) -> None:
+    """The fake engine's tokens are bytes; the last lengths end within the emoji."""
+    prompt = "Kůň ไทย 漢字 👩🏽"
+    whole = len((ANSWER + prompt).encode())
+    async with plane.openai() as client:
+        for tokens in (whole + 9, whole, *range(whole - 7, whole)):
+            asked = {"model": "alpha", "prompt": prompt, "max_tokens": tokens}
+            one = (await client.completions.create(**asked)).choices[0].text  # type: ignore[call-overload]
+            chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True)]  # type: ignore[call-overload]
+            pieces = [chunk.choices[0].text for chunk in chunks if chunk.choices]
+            assert "".join(pieces) == one == (ANSWER + prompt).encode()[:tokens].decode(errors="replace")
+            assert not any("\ufffd" in piece for piece in pieces[:-2]), "nothing broken before its end"
+
+
 async def test_completions_answer_too(plane: PlaneUnderTest) -> None:
     async with plane.openai() as client:
         answer = await client.completions.create(model="alpha", prompt="plain", max_tokens=8)

@@ -107,6 +107,7 @@ async def test_siblings_answer_after_any_way_up_as_they_did_at_first(plane: Plan
 
 
 async def test_a_stranger_with_all_the_memory_is_named_and_the_skeleton_sleeps_on(plane: PlaneUnderTest, work: Path) -> None:
+    """C16."""
     first = await answered(plane, "a")
     await asleep(plane)
     pids = {i.pid for i in (await plane.fleet()).instances.values()}

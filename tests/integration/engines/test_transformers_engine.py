@@ -75,6 +75,26 @@ async def test_asleep_it_has_given_its_memory_back(room: Room, tmp_path: Path) -
     assert await says(room) == before
 
 
+async def test_c22_prompts_with_one_long_prefix_are_answered_the_same_in_every_cycle(room: Room, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "a", "llama")
+    attach = Attach(pool_socket=str(room.pool_socket), weight_set=await room.stage(source))
+    await room.start_engine("transformers", source)
+
+    async def answers() -> list[tuple[int, ...]]:
+        replies = [await room.holder.tell(Check(prompt=(*PROMPT, n, n + 1), tokens=8)) for n in range(4)]
+        return [reply.ids for reply in replies if isinstance(reply, Checked)]
+
+    known: list[tuple[int, ...]] = []
+    for _ in range(10):
+        await room.holder.ok(attach)
+        await room.holder.ok(Wake(model="m"))
+        known = known or await answers()
+        assert await answers() == known
+        await room.holder.ok(Sleep())
+        await room.holder.ok(Detach())
+    assert [len(ids) for ids in known] == [8] * 4
+
+
 async def test_orders_out_of_order_are_refused_and_change_nothing(room: Room, tmp_path: Path) -> None:
     source, other = tiny(tmp_path / "a", "llama"), tiny(tmp_path / "b", "qwen3")
     weight_set, foreign = await room.stage(source), await room.stage(other)

@@ -87,6 +87,7 @@ async def answer(link: HolderLink) -> tuple[int, ...]:
 async def test_vllm_comes_back_from_disk_several_times_at_once_with_the_same_tokens(
     house: House, python: str, tmp_path: Path
 ) -> None:
+    """N18; C22 for the way over the disk."""
     program = criu.find(house.images)
     if program is None or criu.probe(program).refusal:
         pytest.skip("no CRIU that works here")

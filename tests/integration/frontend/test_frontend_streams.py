@@ -57,6 +57,7 @@ async def test_stop_string_over_token_borders_ends_the_engine_too(room: Room, so
 
 
 async def test_max_tokens_in_mid_character(room: Room, source: Path) -> None:
+    """C31."""
     await room.up(source)
     async with room.http.post("/generate", json=wish(text="ř", max_tokens=len("You said: user: ") + 1)) as response:
         text, last = await whole(response)

@@ -145,6 +145,7 @@ async def test_a_device_without_room_is_seen_before_a_byte_moves(room: Room) -> 
 
 
 async def test_memory_that_somebody_takes_meanwhile_leaves_nothing_half_there(room: Room) -> None:
+    """C16, as the pool sees it."""
     weight_set = await room.deposit()
     room.gpu.steals_after = 1
     with pytest.raises(PoolRefused, match="device_full"):
@@ -213,6 +214,21 @@ async def test_sets_are_pinned_ahead_of_need_and_unpinned_when_they_leave(room: 
     async with await PoolClient.connect(room.socket) as client:
         await client.drop(weight_set)
     assert room.gpu.registered == {}
+
+
+async def test_n24_a_wake_pins_nothing_of_what_was_pinned_ahead(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of N24, its time at the shape of a 30B model, is measured on a GPU (`tests/bench`)."""
+    weight_set = await room.deposit()
+    await until(lambda: sum(room.gpu.registered.values()) == SHARED + 2 * MIB)
+    late: list[int] = []
+    monkeypatch.setattr(room.gpu, "register", lambda address, size: late.append(size))
+    for _ in range(3):
+        attachment = await room.attach(weight_set)
+        assert read(attachment.fds[0], 0, SHARED) == room.weights
+        await asyncio.to_thread(attachment.release)
+        await until(lambda: room.gpu.blocks == {})
+    assert late == []
+    assert sum(room.gpu.copies) == 3 * (SHARED + 2 * MIB)
 
 
 async def test_memory_that_cannot_be_pinned_costs_speed_only(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from controlplane.events import ImageFailed, InstanceCheckpointed, InstanceFaile
 from controlplane.fleet import Instance
 from controlplane.rungs import Rung
 from tests.workshop import MIB, QUICK, Plant
-from worker import checkpoint
+from worker import checkpoint, gpus
+from worker.cuda.operation import Theatre
 from worker.failure import StepFailed
 from worker.moves import EngineState
 
@@ -87,6 +89,7 @@ async def test_the_next_worker_finds_it_and_brings_it_back(plane: Plant) -> None
 
 @pytest.mark.parametrize("fault", ["restore_fails:1", "restore_hangs:1"])
 async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does_not_notice(plane: Plant, fault: str) -> None:
+    """C17; C26 where the driver's call never returns."""
     plane.deadlines = msgspec.structs.replace(QUICK, cuda_restore=3.0)
     await plane.restart_worker()
     first = await up(plane, fail=fault)
@@ -100,6 +103,7 @@ async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does
 
 
 async def test_a_restore_that_fails_is_followed_by_the_image_if_there_is_one(plane: Plant) -> None:
+    """C17."""
     images_possible(plane)
     fault = plane.data / "run" / "twin" / "failed-restore_fails"
     fault.parent.mkdir(parents=True)
@@ -116,6 +120,24 @@ async def test_a_restore_that_fails_is_followed_by_the_image_if_there_is_one(pla
     assert "start_engine" not in steps_of(plane)
     assert not plane.of_type(InstanceFailed)
     assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_c17_a_restore_for_which_there_is_no_room_is_not_begun(plane: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    await up(plane)
+    off = await take_off(plane)
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "theatre", lambda local: Theatre())  # the room is asked of a driver, and the twin has none
+        full.setattr(checkpoint, "FREE_S", 0.0)
+        full.setattr(checkpoint, "_back", None)
+        full.setattr(gpus, "free_bytes", lambda device: 4096)
+        need = plane.record(off.instance).skeleton_bytes
+        plane.order(Load(model="a"))
+        failed = (await plane.until(lambda: plane.of_type(InstanceFailed)))[-1]
+    assert (failed.instance, failed.step, failed.code) == (off.instance, "cuda_restore", "no_device_memory")
+    assert "4096 are free" in failed.message
+    assert int(re.findall(r"needs (\d+) bytes", failed.message)[0]) > need
+    plane.order(Retry(model="a"))
+    assert await says(plane, await plane.load("a"), "hello") == "You said: hello"
 
 
 async def test_an_image_whose_engine_does_not_come_back_to_its_gpu_proves_nothing(plane: Plant) -> None:
@@ -171,6 +193,7 @@ async def test_whoever_waits_for_a_place_is_brought_from_disk_to_checkpoint_mean
 async def test_a_driver_that_hangs_or_fails_on_the_way_down_ends_the_instance_and_frees_its_device(
     plane: Plant, fault: str
 ) -> None:
+    """C26."""
     plane.deadlines = msgspec.structs.replace(QUICK, checkpoint=2.0)
     await plane.restart_worker()
     first = await up(plane, fail=fault)

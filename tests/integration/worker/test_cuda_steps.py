@@ -61,6 +61,7 @@ async def test_what_is_out_of_order_is_refused(pid: int, tmp_path: Path) -> None
 
 
 async def test_a_call_that_hangs_is_given_up_and_its_process_killed(pid: int, tmp_path: Path) -> None:
+    """C26."""
     theatre = Theatre(tmp_path / "twin", "lock_hangs:1")
     operation = await Operation.prepare(theatre, DOWN)
     step = operation.pid
@@ -74,6 +75,7 @@ async def test_a_call_that_hangs_is_given_up_and_its_process_killed(pid: int, tm
 
 
 async def test_a_failed_restore_is_final(pid: int, tmp_path: Path) -> None:
+    """C17."""
     theatre = Theatre(tmp_path / "twin", "restore_fails:1")
     await operate(theatre, (pid,), DOWN, deadline_s=20)
     with pytest.raises(StepFailed) as failed:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from typing import Any
 
 from immutables import Map
 from msgspec.structs import replace
@@ -13,10 +14,12 @@ from controlplane.events import (
     InstanceCreated,
     InstanceEnded,
     InstanceFailed,
+    InstanceSlept,
     InstanceUp,
     ModelSetBack,
     RequestRouted,
 )
+from controlplane.fleet import Instance
 from controlplane.rungs import Rung
 from tests.workshop import DEVICE, MIB, Plant
 from worker import processes
@@ -166,13 +169,71 @@ async def test_a_stopped_engine_that_does_not_answer_is_killed(plane: Plant) -> 
     nothing_left(plane)
 
 
-async def test_memory_that_an_engine_keeps_asleep_fails_the_descent(plane: Plant) -> None:
+async def test_c19_memory_that_an_engine_keeps_asleep_fails_its_descent_and_no_neighbours_wake(plane: Plant) -> None:
+    plane.deadlines = replace(plane.deadlines, verify=2.0)
+    await plane.restart_worker()
     await plane.register("a", kv_bytes=64 * MIB, keep_fraction=0.5)
-    await plane.load("a")
+    await plane.register("b", kv_bytes=MIB)
+    at_fault = await plane.load("a")
+    neighbour = await plane.load("b")
+    plane.order(Sleep(model="b"))
+    await plane.until(lambda: plane.fleet.instances[neighbour.instance].rung is Rung.SLEEP)
     plane.order(Sleep(model="a"))
+    plane.order(Load(model="b"))
     failed = await failure(plane)
-    assert failed.code == "memory_kept"
+    assert (failed.instance, failed.code) == (at_fault.instance, "memory_kept")
     assert str(32 * MIB) in failed.message
+    again = await plane.until(lambda: plane.up("b"))
+    assert (again.instance, again.pid) == (neighbour.instance, neighbour.pid)
+    assert len(plane.of_type(InstanceFailed)) == 1
+    record = plane.record(again.instance)
+    assert record.holder and record.engine and record.frontend
+    assert set(plane.processes()) == {record.holder.pid, record.engine.pid, record.frontend.pid}, "nothing of the other is left"
+
+
+async def eight_talking(plane: Plant) -> tuple[Instance, list["asyncio.Task[list[dict[str, Any]]]"]]:
+    """An engine in the middle of eight answers of some 60 tokens."""
+    plane.deadlines = replace(plane.deadlines, drain=20.0)
+    await plane.restart_worker()
+    await plane.register("a", tokens_per_s=50, max_num_seqs=8, kv_bytes=8 * MIB)
+    up = await plane.load("a")
+    callers = [asyncio.create_task(plane.generate(up, f"req_{n}", said(n))) for n in range(8)]
+    port, frontend = plane.record(up.instance).port, plane.worker.reconciler.keepers[up.instance].local.frontend
+    async with asyncio.timeout(20):
+        while (await frontend.status(port)).running < 8:
+            await asyncio.sleep(0.02)
+    return up, callers
+
+
+def said(number: int) -> str:
+    return f"{number} of eight callers, who all talk at the same time"
+
+
+async def test_c08_a_sleep_ordered_while_tokens_are_decoded_waits_for_all_of_them(plane: Plant) -> None:
+    up, callers = await eight_talking(plane)
+    plane.order(Sleep(model="a"))
+    for number, lines in enumerate(await asyncio.gather(*callers)):
+        assert "".join(line.get("text", "") for line in lines) == f"You said: {said(number)}"
+        assert (lines[-1]["t"], lines[-1]["finish_reason"]) == ("end", "stop")
+    await plane.until(lambda: plane.fleet.instances[up.instance].rung is Rung.SLEEP)
+    (slept,) = plane.of_type(InstanceSlept)
+    assert [step.name for step in slept.steps] == ["stop_serving", "drain", "sleep", "detach", "verify", "drop_cells"]
+    assert slept.bytes_used < up.bytes_used - 8 * MIB, "its memory was measured, and is back"
+    assert (await plane.load("a")).pid == up.pid
+    assert plane.of_type(InstanceFailed) == []
+
+
+async def test_c08_an_engine_that_dies_on_its_way_to_sleep_is_told_with_its_step(plane: Plant) -> None:
+    _, callers = await eight_talking(plane)
+    plane.order(Sleep(model="a"))
+    await plane.until(lambda: any(shown.step == "drain" for shown in plane.worker.site.board.shown))
+    await kill(engine(plane))
+    for lines in await asyncio.gather(*callers):
+        assert (lines[-1]["t"], lines[-1]["code"]) == ("error", "engine_died")
+    failed = await failure(plane)
+    assert (failed.code, failed.rung, failed.step) == ("engine_died", Rung.UP, "drain")
+    assert plane.of_type(GrantReturned)
+    assert plane.of_type(InstanceSlept) == []
     nothing_left(plane)
 
 

@@ -90,6 +90,7 @@ async def test_criu_killed_in_the_middle_of_a_restore_leaves_no_orphan_and_a_col
 
 
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:
+    """C26."""
     await plane.register("a")
     await plane.register("b", kv_bytes=2 * MIB)
     await plane.load("a")
@@ -175,6 +176,7 @@ async def _loaded_again(plane: Plant, name: str) -> Any:
 
 
 async def test_two_dumps_and_then_two_restores_at_once(house: Plant) -> None:
+    """N18, beside one another."""
     await house.register("a", kv_bytes=MIB)
     await house.register("b", kv_bytes=2 * MIB)
     before = {name: await says(house, await house.load(name), "as ever") for name in ("a", "b")}

@@ -117,6 +117,7 @@ async def test_what_was_restored_can_be_saved_anew(house: Plant) -> None:
 
 
 async def test_two_models_run_from_one_image_at_once(house: Plant) -> None:
+    """N18."""
     await house.register("a")
     await house.register("b", weight_bytes=6 * MIB)
     await house.load("a")
@@ -153,6 +154,7 @@ async def test_a_saved_instance_ends_when_it_is_stopped(house: Plant) -> None:
 
 @pytest.mark.parametrize("field", ["engine", "kernel", "cpu", "criu", "torch"])
 async def test_an_image_of_another_day_is_refused_by_name_and_made_anew(house: Plant, field: str) -> None:
+    """C23, N21."""
     await house.register("a")
     await house.load("a")
     await save(house, "a")
@@ -171,6 +173,7 @@ async def test_an_image_of_another_day_is_refused_by_name_and_made_anew(house: P
 
 
 async def test_a_library_that_was_replaced_refuses_the_image(house: Plant) -> None:
+    """C23."""
     await house.register("a")
     await house.load("a")
     await save(house, "a")
@@ -302,6 +305,7 @@ def garble_manifest(path: Path) -> None:
     ],
 )  # fmt: skip
 async def test_a_damaged_image_is_never_restored_and_stays_failed_until_somebody_acts(house: Plant, damage, code: str) -> None:
+    """C25."""
     await house.register("a")
     await house.load("a")
     await save(house, "a")
@@ -344,6 +348,7 @@ async def test_a_half_written_image_is_removed_at_the_next_start(house: Plant) -
 async def test_a_restore_that_fails_falls_back_and_is_tried_twice(
     plane: Plant, surgeon: Surgeon, script: str, code: str
 ) -> None:
+    """C25; C26 where it never returns."""
     await plane.register("a")
     await plane.load("a")
     await save(plane, "a")

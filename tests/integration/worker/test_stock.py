@@ -1,10 +1,11 @@
 """Models and weight sets of a node: inspected, staged, dropped."""
 
 from controlplane.commands import RegisterModel, RetireModel, Sleep, Tick
-from controlplane.events import InstanceEnded, ModelRejected, WeightsDropped, WeightsStaged
+from controlplane.events import InstanceEnded, InstanceFailed, ModelRejected, WeightsDropped, WeightsStaged
 from controlplane.rungs import Rung
 from controlplane.spec import ModelFacts, ModelSpec
-from tests.workshop import MIB, Plant
+from tests.workshop import MIB, Plant, plant
+from worker import processes
 from worker.failure import StepFailed
 from worker.shelf import ProgressCall
 
@@ -49,3 +50,30 @@ async def test_a_set_that_left_the_pool_behind_our_back_is_staged_again(plane: P
     assert await plane.worker.shelf.dropped(up.weight_set)
     again = await plane.load("a")
     assert again.pid == up.pid
+
+
+async def test_n16_a_full_pool_lets_the_least_valuable_set_go_and_nothing_is_killed() -> None:
+    """Room for two sets of 4 MiB: the one that was used last, and the one that is mapped, stay."""
+    async with plant(pool_bytes=10 * MIB) as plane:
+        pids = {}
+        for name in ("a", "b"):
+            await plane.register(name, cells=1, kv_bytes=MIB)
+            pids[name] = (await plane.load(name)).pid
+            plane.order(Sleep(model=name))
+            await plane.until(lambda: all(i.rung is Rung.SLEEP for i in plane.fleet.instances.values()))
+        oldest = plane.of_type(WeightsStaged)[0].weight_set
+        used = (await plane.load("b")).weight_set
+        await plane.register("c", cells=1, kv_bytes=2 * MIB)
+        third = await plane.load("c")
+        assert [event.weight_set for event in plane.of_type(WeightsDropped)] == [oldest]
+        described = await plane.worker.shelf.described()
+        assert described is not None
+        assert {known.weight_set for known in described.sets} == {used, third.weight_set}
+        assert plane.pool is not None
+        assert processes.alive(plane.pool)
+        assert plane.up("b").pid == pids["b"]
+        plane.order(Sleep(model="c"))
+        await plane.until(lambda: plane.up("c") is None)
+        again = await plane.load("a")
+        assert again.pid == pids["a"], "its skeleton slept on; its weights were read again"
+        assert plane.of_type(InstanceFailed) == []

@@ -124,6 +124,7 @@ def test_skeletons_that_are_in_the_way_leave_the_device_and_live_on() -> None:
 
 
 def test_ten_sleepers_make_room_for_one_that_takes_nearly_all_and_no_more_of_them_than_must() -> None:
+    """N15."""
     small = [spec(f"m{n}", size=50, gpu=True) for n in range(10)]
     story = with_models(plane(device_bytes=1_000), *small, spec("big", size=900))
     for model in small:

@@ -18,6 +18,7 @@ def staged(model: str, size: int) -> ReportStaged:
 
 
 def test_sleepers_go_cold_when_their_bytes_are_needed() -> None:
+    """N15, where there is no rung between."""
     story = with_models(plane(), spec("a", size=600), spec("b", size=750)).bring_up("a")
     sleeper = story.instance_of("a").instance
     story.when(admit("req_1", "b"))
@@ -33,6 +34,7 @@ def test_sleepers_go_cold_when_their_bytes_are_needed() -> None:
 
 
 def test_unused_weights_leave_a_full_pool_and_used_ones_stay() -> None:
+    """N16."""
     half = DEVICE // 2
     story = with_models(plane(devices=2, pool_bytes=1_000), *(spec(n, size=half) for n in "abc"))
     story.when(Load(model="a")).when(staged("a", half)).report_up("a")
@@ -46,6 +48,7 @@ def test_unused_weights_leave_a_full_pool_and_used_ones_stay() -> None:
 
 
 def test_a_pool_full_of_weights_in_use_lets_the_head_in_once_its_bound_has_passed() -> None:
+    """N16, where nothing is idle."""
     half = DEVICE // 2
     story = with_models(plane(devices=2, pool_bytes=1_000), *(spec(n, size=half) for n in "abc"))
     for name in "ab":

@@ -89,6 +89,7 @@ def test_a_layout_that_differs_is_told_as_one(ranks: Ranks) -> None:
 
 
 def test_a_silent_rank_is_the_end_of_the_gang(ranks: Ranks) -> None:
+    """C26: one rank is never ready."""
     gang = Gang(ranks, ("GPU-a", "GPU-b"))
     ranks.silent = True
     with pytest.raises(EngineFault) as fault:

@@ -73,6 +73,7 @@ def pieces(detokeniser: Detokeniser, ids: list[int]) -> list[str]:
 @pytest.mark.parametrize("text", HARD)
 @pytest.mark.parametrize(("tokenizer", "make"), [(BYTES, of_bytes), (BYTES, of_windows), (PIECES, of_pieces)])
 def test_a_byte_a_token_and_no_broken_character(text: str, tokenizer: Any, make: Callable[[], Detokeniser]) -> None:
+    """C31."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert len(ids) >= len(text)
     got = pieces(make(), ids)
@@ -82,6 +83,7 @@ def test_a_byte_a_token_and_no_broken_character(text: str, tokenizer: Any, make:
 
 @pytest.mark.parametrize("make", [of_bytes, of_windows])
 def test_an_output_that_ends_in_mid_character_says_so_at_its_end_only(make: Callable[[], Detokeniser]) -> None:
+    """C31: `max_tokens` after each possible byte."""
     ids = BYTES.encode("ok 👍🏿", add_special_tokens=False).ids
     for length in range(1, len(ids) + 1):
         got = pieces(make(), ids[:length])

@@ -34,6 +34,7 @@ def again(directory: Path) -> Inflight:
 def test_a_frontend_may_die_after_any_token(
     tmp_path: Path, parts: tuple[bytes, ...] | bytes, text: str, ended: str | None
 ) -> None:
+    """Within a stop string as within a character (C31)."""
     ids = b"".join(parts) if isinstance(parts, tuple) else parts
     for death in range(len(ids) + 1):
         directory = tmp_path / str(death)
