@@ -19,6 +19,11 @@ from controlplane.subjects import COMMAND_OPERATOR
 POLL_S: Final = 0.5
 """A look at four numbers of one file. inotify would have to follow every link on the way, and misses network mounts."""
 APPLY_S: Final = 30.0
+KEYS: Final = {
+    "pool_bytes": "[node] pool_bytes", "devices": "[node] devices", "gpus": "[node] gpus", "drain_ms": "[node] drain",
+    "criu": "[node] criu", "image_quota_bytes": "[images] quota", "image_pins": "[images] pin",
+}  # fmt: skip
+"""As the file writes them: read at a start and not again, unlike models."""
 
 log = structlog.get_logger("settings")
 
@@ -30,10 +35,13 @@ class SettingsWatch:
         self.path = path
         self._bus, self._say = bus, say
         self._actor = f"operator:{_user()}"
-        self._node: NodeSettings | None = None
+        self._running: NodeSettings | None = None
+        """What the first of them said of the node: that is what runs."""
+        self._said = ""
 
     async def apply(self, settings: Settings) -> None:
         """Send the models to the decider, which applies the difference. Raises Refused."""
+        self._running = self._running or settings.node
         command = ApplySettings(path=str(self.path), digest=settings.digest, models=settings.models)
         order = Order(id=ids.new(ids.COMMAND), actor=self._actor, body=command)
         async with asyncio.timeout(APPLY_S):
@@ -45,9 +53,15 @@ class SettingsWatch:
                     if refused.code is not Code.UNAVAILABLE:
                         raise
                     await asyncio.sleep(0.1)  # the decider is on its way up; the same order gets one answer
-        if self._node is not None and settings.node != self._node:
-            self._say(f"{self.path}: [node] or [images] has changed; it counts at the next `enginehouse up`")
-        self._node = settings.node
+        self._tell_later(self._running, settings.node)
+
+    def _tell_later(self, running: NodeSettings, written: NodeSettings) -> None:
+        """Say which lines of the file are not what runs, once for each set of them."""
+        lines = [KEYS[key] for key in NodeSettings.__struct_fields__ if getattr(running, key) != getattr(written, key)]
+        later = ", ".join(lines)
+        if later and later != self._said:
+            self._say(f"{self.path}: {later}: changed, but these lines count from the next start of `enginehouse up` on")
+        self._said = later
 
     async def follow(self, seen: Stamp) -> None:
         """Apply the file whenever it differs from `seen`; for ever."""

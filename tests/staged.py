@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from controlplane import ids
-from controlplane.answer import Answer, Opened
-from controlplane.commands import Load, Order, Retry, Sleep, Stop
+from controlplane.answer import Answer, Done, Opened
+from controlplane.commands import Load, Order, PinImage, RebuildImage, RemoveImage, Retry, Sleep, Stop
 from controlplane.envelope import Recorded
 from controlplane.events import (
     AnyEvent,
@@ -18,6 +18,9 @@ from controlplane.events import (
     DeviceDeclared,
     GrantGiven,
     GrantReturned,
+    ImageDismissed,
+    ImagePinned,
+    ImageRefused,
     InstanceCreated,
     InstanceDirected,
     InstanceSlept,
@@ -35,11 +38,11 @@ from controlplane.events import (
     SkeletonMeasured,
     WeightsStaged,
 )
-from controlplane.fleet import Fleet, evolve
+from controlplane.fleet import ANEW, Fleet, evolve
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from controlplane.spec import ModelFacts, ModelSpec
-from controlplane.subjects import NodeBeat
+from controlplane.subjects import ImageAsk, ImageDone, NodeBeat
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -47,7 +50,8 @@ Listener = Callable[[object], None]
 
 
 class StagedPlane:
-    """Attributes: fleet, beats, synced (what a `Sight` has), events, orders (commands received), refusing (raised by them)."""
+    """Attributes: fleet, beats, synced (what a `Sight` has), events, orders (commands received), refusing (raised by them),
+    asks (of nodes), answering (their answer)."""
 
     def __init__(self, now_ms: int) -> None:
         self.fleet = Fleet()
@@ -56,6 +60,8 @@ class StagedPlane:
         self.events: list[Recorded] = []
         self.orders: list[Order] = []
         self.refusing: Refused | None = None
+        self.asks: list[tuple[str, ImageAsk]] = []
+        self.answering = ImageDone()
         self.now_ms = now_ms
         self._listeners: set[Listener] = set()
 
@@ -119,20 +125,39 @@ class StagedPlane:
         self.orders.append(order)
         if self.refusing is not None:
             raise self.refusing
+        if isinstance(order.body, PinImage | RebuildImage | RemoveImage):
+            return Done(position=self.emit(self._of_image(order.body), actor=order.actor).position)
         assert isinstance(order.body, Load | Sleep | Stop | Retry)
         kind, operation = type(order.body).__name__.lower(), ids.derived(ids.OPERATION, order.id)
         event = OperationRequested(operation=operation, kind=kind, model=order.body.model)
         recorded = self.emit(event, operation=operation, actor=order.actor)
         return Opened(position=recorded.position, operation=operation)
 
+    def _of_image(self, body: PinImage | RebuildImage | RemoveImage) -> AnyEvent:
+        image = self.fleet.images[body.image]
+        match body:
+            case PinImage():
+                return ImagePinned(node=image.node, image=image.image, pinned=body.pinned)
+            case RebuildImage():
+                return ImageRefused(
+                    node=image.node, image=image.image, configuration=image.configuration, code=ANEW, message="asked for"
+                )
+            case RemoveImage():
+                return ImageDismissed(node=image.node, image=image.image, code=body.code)
+
+    async def ask(self, node: str, ask: ImageAsk) -> ImageDone:
+        self.asks.append((node, ask))
+        return self.answering
+
     # ---- what a plane is made of ------------------------------------------------------------------------------
 
-    def node(self, node: str = "n1", pool_bytes: int = GIB) -> None:
+    def node(self, node: str = "n1", pool_bytes: int = GIB, image_pins: tuple[str, ...] = ()) -> None:
         self.emit(
             NodeJoined(
-                node=node, address="127.0.0.1", incarnation="inc_1", boot="b", pool_budget_bytes=pool_bytes, version="0.1.0"
+                node=node, address="127.0.0.1", incarnation="inc_1", boot="b", pool_budget_bytes=pool_bytes, version="0.1.0",
+                image_pins=image_pins,
             )
-        )
+        )  # fmt: skip
 
     def device(self, name: str, node: str = "n1", size_bytes: int = GIB, kind: str = "cpu") -> str:
         device = f"dev-{node}-{name}"

@@ -42,7 +42,7 @@ class Stagehouse:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self.stage = Stage(plane, self._history, plane, Site(self.url))
+        self.stage = Stage(plane, self._history, plane, plane, Site(self.url))
         self._app = Litestar([router, static, login, logout], state=State({"stage": self.stage}), openapi_config=None)
         self._state = self._app.state
         config = uvicorn.Config(
@@ -84,7 +84,7 @@ class Stagehouse:
 
     def restage(self) -> Stage:
         """Go on with a new stage, as a new web process would."""
-        self.stage = self._state["stage"] = Stage(self.plane, self._history, self.plane, Site(self.url))
+        self.stage = self._state["stage"] = Stage(self.plane, self._history, self.plane, self.plane, Site(self.url))
         self._running.append(asyncio.create_task(self.stage.run()))
         return self.stage
 

@@ -19,6 +19,7 @@ from web.frontend import Frontends
 from web.gateway import Gateway
 from web.health import Health
 from web.keyring import Keyring
+from web.nodes import Nodes
 from web.operator import Operator
 from web.pages import Site, Stage
 from web.plane_view import PlaneView
@@ -84,7 +85,7 @@ class Services:
         return Services(
             plane=plane, bus=bus, view=view, frontends=frontends, gateway=gateway, operator=Operator(bus),
             keyring=Keyring(plane.postgres_url), sessions=Sessions(plane.cookie_key), health=Health(bus, view, gateway),
-            history=history, stage=Stage(view, history, bus, site),
+            history=history, stage=Stage(view, history, bus, Nodes(bus), site),
         )  # fmt: skip
 
     @asynccontextmanager

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Dialog, Page, expect
 
-from controlplane.events import ModelCleared, OperationFailed
+from controlplane.commands import PinImage, RemoveImage
+from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelCleared, OperationFailed
 from controlplane.refusal import Code, Refused
 from tests.acceptance.browser import browsing, opened
 from tests.busyplane import busy, measured
@@ -141,11 +142,66 @@ async def test_why_a_button_cannot_apply_is_part_of_its_name(house: Stagehouse, 
         assert await page.evaluate("document.activeElement.id") == "do-load-smollm2-135m"
 
 
+def with_images(plane: StagedPlane) -> None:
+    """One that is as it should be, a pinned one, a failed one and a stale one."""
+    for image in ("img_01JDXB4M9S7QKC2W5T8E", "img_01JDXB4M9S7QKC2W5T8F"):
+        plane.emit(ImageBuilt(node="n1", image=image, configuration="cfg_2b8c1f0d9e7a6b54", size_bytes=250 << 20))
+    plane.emit(ImagePinned(node="n1", image="img_01JDXB4M9S7QKC2W5T8F", pinned=True))
+    words = "pages-1.img has 12 bytes, its manifest says 1048576"
+    plane.emit(
+        ImageFailed(
+            node="n1",
+            image="img_01JDXB4M9S7QKC2W5T8G",
+            configuration="cfg_c4",
+            step="restore",
+            code="image_corrupt",
+            message=words,
+        )
+    )
+    plane.emit(
+        ImageRefused(
+            node="n1", image="img_01JDXB4M9S7QKC2W5T8H", configuration="cfg_c4", code="engine_changed", message="1.0, now 1.1"
+        )
+    )
+
+
+async def test_an_image_is_pinned_and_removed_by_keyboard_and_a_removal_is_asked_about(
+    house: Stagehouse, plane: StagedPlane, browser: Browser
+) -> None:
+    with_images(plane)
+    image, slug = "img_01JDXB4M9S7QKC2W5T8E", "image-img_5f_01JDXB4M9S7QKC2W5T8E"
+    asked, answers = list[str](), [False, True]
+
+    async def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        await (dialog.accept() if answers.pop(0) else dialog.dismiss())
+
+    async with opened(browser, house.url) as (page, complaints):
+        await connected(house)
+        page.on("dialog", answer)
+        pin = page.locator(f"#do-pin-{slug}")
+        await pin.focus()
+        await page.keyboard.press("Enter")
+        await expect(pin).to_have_text("Unpin")
+        await expect(pin).to_be_focused()
+        await expect(page.locator(f"#said-{slug}")).to_contain_text("pin requested")
+        assert [order.body for order in plane.orders] == [PinImage(image=image)]
+        await page.locator(f"#do-remove-{slug}").focus()
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(f"#{slug}")).to_contain_text("its node is about to remove it")
+        await expect(page.locator(f"#{slug} button")).to_have_count(0)
+        assert [order.body for order in plane.orders[1:]] == [RemoveImage(image=image)], "the first answer was no"
+        assert asked == [f"Remove image {image} (250 MiB)?"] * 2
+        assert complaints == []
+
+
 PATHS = ["/", "/requests", "/events", "/events/40", "/models/smollm2-135m", "/instances/ins_01JDXB4M9S7QKC2W5T8A"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_width_scrolls_sideways(house: Stagehouse, browser: Browser, path: str) -> None:
+async def test_no_width_scrolls_sideways(house: Stagehouse, plane: StagedPlane, browser: Browser, path: str) -> None:
+    with_images(plane)
     async with opened(browser, house.url + path) as (page, complaints):
         for width in (320, 390, 768, 1080, 1280, 2200):
             await page.set_viewport_size({"width": width, "height": 800})
@@ -154,7 +210,8 @@ async def test_no_width_scrolls_sideways(house: Stagehouse, browser: Browser, pa
         assert complaints == []
 
 
-async def test_touch_targets_on_a_phone_are_large_enough(house: Stagehouse, browser: Browser) -> None:
+async def test_touch_targets_on_a_phone_are_large_enough(house: Stagehouse, plane: StagedPlane, browser: Browser) -> None:
+    with_images(plane)
     async with opened(browser, house.url, **PHONE) as (page, _):
         sizes = await page.locator(".buttons button").evaluate_all("all => all.map(b => b.getBoundingClientRect().height)")
         assert min(sizes) >= 36
@@ -210,7 +267,10 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["/", "/events", "/models/sql-coder"])
-async def test_text_has_enough_contrast(house: Stagehouse, browser: Browser, scheme: str, path: str) -> None:
+async def test_text_has_enough_contrast(
+    house: Stagehouse, plane: StagedPlane, browser: Browser, scheme: str, path: str
+) -> None:
+    with_images(plane)
     async with opened(browser, house.url + path, color_scheme=scheme) as (page, _):
         assert await page.evaluate(CONTRAST) == []
 

@@ -8,6 +8,7 @@ from litestar.static_files import create_static_files_router
 from controlplane.refusal import Refused
 from web.pages.answers import said
 from web.pages.history import History
+from web.pages.images import operate_image
 from web.pages.live import live_page, live_stream, operate
 from web.pages.logs import event_document, event_page, event_pages, request_pages
 from web.pages.stage import Stage
@@ -17,7 +18,7 @@ from web.pages.templates import STATIC, Site
 router = Router(
     "/",
     route_handlers=[
-        live_page, live_stream, operate, request_pages, event_pages, event_page, event_document, request_story,
+        live_page, live_stream, operate, operate_image, request_pages, event_pages, event_page, event_document, request_story,
         operation_story, model_story, instance_story,
     ],
     exception_handlers={Refused: said, HTTPException: said},

@@ -11,7 +11,7 @@ from controlplane.answer import Answer
 from controlplane.commands import AnyCommand, Checkpoint, Load, Move, Order, Retry, Save, Sleep, Stop
 from controlplane.events import BY_NAME
 from controlplane.refusal import Code, Refused
-from controlplane.subjects import COMMAND_OPERATOR
+from controlplane.subjects import COMMAND_OPERATOR, ImageAsk, ImageDone
 from web.live.hub import Hub
 from web.live.painter import Painter
 from web.live.sight import Sight
@@ -33,11 +33,17 @@ class Commands(Protocol):
     async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer: ...
 
 
-class Stage:
-    """Attributes: sight, history, templates, hub, painter. Made in the event loop that serves the pages."""
+class Nodes(Protocol):
+    """Asks a node what only it can see. Raises Refused."""
 
-    def __init__(self, sight: Sight, history: History, commands: Commands, site: Site) -> None:
-        self.sight, self.history, self.site = sight, history, site
+    async def ask(self, node: str, ask: ImageAsk) -> ImageDone: ...
+
+
+class Stage:
+    """Attributes: sight, history, nodes, templates, hub, painter. Made in the event loop that serves the pages."""
+
+    def __init__(self, sight: Sight, history: History, commands: Commands, nodes: Nodes, site: Site) -> None:
+        self.sight, self.history, self.nodes, self.site = sight, history, nodes, site
         self.templates = Templates(site)
         self.hub = Hub()
         self.painter = Painter(sight, self.hub, self.templates.draw)
@@ -68,6 +74,10 @@ class Stage:
             body = kind(model=model)
         else:
             raise Refused(Code.INVALID, f"there is no operation {verb!r}; there are {', '.join(VERBS)}, move:DEVICE")
+        return await self.send(body, actor)
+
+    async def send(self, body: AnyCommand, actor: str) -> Answer:
+        """Send an operator's command. Raises Refused."""
         return await self._commands.command(COMMAND_OPERATOR, Order(id=ids.new(ids.COMMAND), actor=actor, body=body))
 
     def _refill_soon(self) -> None:

@@ -3,7 +3,6 @@
 from typing import Final
 
 import msgspec
-import nats.errors
 from litestar import delete, get, post
 from litestar.params import FromPath
 
@@ -11,14 +10,13 @@ from controlplane.commands import PinImage, RebuildImage, RemoveImage
 from controlplane.fleet import Fleet, Image
 from controlplane.fleet.images import is_pinned, models_of
 from controlplane.refusal import Code, Refused
-from controlplane.subjects import ImageAsk, ImageDone, images_of
+from controlplane.subjects import ImageAsk, ImageDone
 from web.errors import ApiError
+from web.nodes import Nodes
 from web.rest.asking import Ask, Key, command, fleet_after, services_of
 from web.rest.fleet import Position
 from web.views.images import outlook, state
 
-NODE_S: Final = 60.0
-"""A check reads a whole image, some GiB at most."""
 REMOVED_S: Final = 10.0
 """From the word to a worker's removal lie milliseconds, unless it is away."""
 
@@ -132,12 +130,7 @@ async def _gone(request: Ask, names: tuple[str, ...]) -> ImageDone:
 
 
 async def _ask(request: Ask, node: str, ask: ImageAsk) -> ImageDone:
-    try:
-        reply = await services_of(request).bus.nc.request(images_of(node), msgspec.json.encode(ask), timeout=NODE_S)
-    except (nats.errors.Error, TimeoutError, OSError) as error:
-        message = f"node {node} does not answer: {error or type(error).__name__}"
-        raise ApiError(503, "unavailable", message, retry_after_ms=1000) from error
-    done = msgspec.json.decode(reply.data, type=ImageDone)
+    done = await Nodes(services_of(request).bus).ask(node, ask)
     if done.code:
         raise ApiError(409, done.code, done.message, details={"image": ask.image})
     return done

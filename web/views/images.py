@@ -5,6 +5,7 @@ import msgspec
 from controlplane.fleet import ANEW, REBUILD, Fleet, Image
 from controlplane.fleet.images import is_pinned, models_of
 from controlplane.rungs import Rung
+from web.views.figures import size
 from web.views.hues import hues
 
 
@@ -25,6 +26,10 @@ class ImageView(msgspec.Struct, frozen=True, kw_only=True):
     saved: int
     """Instances that have no process and come back from it."""
     pinned: bool
+    actions: tuple[str, ...] = ()
+    """Verbs of the buttons that can do something now."""
+    parting: str = ""
+    """What is asked before it is removed."""
 
 
 def images(fleet: Fleet, node: str) -> tuple[ImageView, ...]:
@@ -37,10 +42,28 @@ def images(fleet: Fleet, node: str) -> tuple[ImageView, ...]:
             size_bytes=image.size_bytes, made_ms=image.made_ms, used_ms=image.used_ms, uses=image.uses, state=state(image),
             reason=f"{image.code}: {image.message}" if image.code else "", outlook=outlook(fleet, image),
             saved=sum(i.image == image.image and i.rung is Rung.SAVED for i in fleet.instances.values()),
-            pinned=is_pinned(fleet, image),
+            pinned=is_pinned(fleet, image), actions=actions(fleet, image), parting=parting(fleet, image),
         )
         for image in there
     )  # fmt: skip
+
+
+def actions(fleet: Fleet, image: Image) -> tuple[str, ...]:
+    """What an operator can do about it now, so that something comes of it."""
+    if image.leaving:
+        return ()
+    node = fleet.nodes.get(image.node)
+    verify = image.state == "ok" and node is not None and node.heard
+    pin = "unpin" if image.pinned else "" if is_pinned(fleet, image) else "pin"  # the settings' pins are the settings' affair
+    wanted = ("verify" if verify else "", "rebuild" if image.state != "refused" else "", pin, "remove")
+    return tuple(verb for verb in wanted if verb)
+
+
+def parting(fleet: Fleet, image: Image) -> str:
+    """The question before it is removed, with what that costs."""
+    saved = sum(i.image == image.image and i.rung is Rung.SAVED for i in fleet.instances.values())
+    cost = f" {saved} saved instance{'' if saved == 1 else 's'} will start cold." if saved else ""
+    return f"Remove image {image.image} ({size(image.size_bytes)})?{cost}"
 
 
 def state(image: Image) -> str:

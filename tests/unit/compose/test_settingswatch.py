@@ -15,6 +15,7 @@ from controlplane.answer import Answer, Done
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
 from controlplane.refusal import Code, Refused
+from controlplane.settings import NodeSettings, parse
 
 MODEL = '[[model]]\nname = "{}"\nsource = "fake:"\nengine = "fake"\n'
 
@@ -118,3 +119,22 @@ async def test_a_refusal_is_told(tmp_path: Path, bus: FakeBus) -> None:
     await until(lambda: said)
     assert "needs 2 GiB" in said[0]
     await end(task)
+
+
+async def test_lines_that_count_from_the_next_start_are_named(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "e.toml", list[str]()
+    watch = SettingsWatch(path, cast(Bus, bus), said.append)
+    await watch.apply(parse('[images]\nquota = "1GiB"\n'))
+    assert said == []
+    await watch.apply(parse('[images]\nquota = "2GiB"\npin = ["a"]\n' + MODEL.format("a")))
+    later = f"{path}: [images] quota, [images] pin: changed, but these lines count from the next start of `enginehouse up` on"
+    assert said == [later]
+    await watch.apply(parse('[images]\nquota = "2GiB"\npin = ["a"]\n' + MODEL.format("b")))
+    assert said == [later], "said once"
+    await watch.apply(parse('[images]\nquota = "1GiB"\n'))
+    assert said == [later], "it is as it runs"
+    assert bus.applied == [(), ("a",), ("b",), ()]
+
+
+def test_every_line_of_a_node_has_its_name_in_the_file() -> None:
+    assert tuple(settingswatch.KEYS) == NodeSettings.__struct_fields__

@@ -30,7 +30,7 @@ def plane() -> StagedPlane:
 
 @pytest.fixture
 def client(plane: StagedPlane) -> Iterator[TestClient[Litestar]]:
-    stage = Stage(plane, plane, plane, Site("http://house:8080", "$TOKEN"))
+    stage = Stage(plane, plane, plane, plane, Site("http://house:8080", "$TOKEN"))
     stage.painter.recent.refill(plane.events)
     app = Litestar([router, static], state=State({"stage": stage}), openapi_config=None)
     with TestClient(app) as client:
@@ -101,7 +101,7 @@ def test_hostile_names_and_messages_are_text(client: TestClient[Litestar], plane
 
 def test_an_empty_plane_teaches_the_first_step() -> None:
     empty = StagedPlane(NOW)
-    app = Litestar([router], state=State({"stage": Stage(empty, empty, empty, Site("http://house:8080", "$TOKEN"))}))
+    app = Litestar([router], state=State({"stage": Stage(empty, empty, empty, empty, Site("http://house:8080", "$TOKEN"))}))
     with TestClient(app) as client:
         page = client.get("/").text
     for words in (

@@ -32,7 +32,7 @@ class Unsteady(StagedPlane):
 
 async def test_the_lists_fill_in_once_the_log_answers_and_again_after_a_gap() -> None:
     plane = busy(Unsteady(NOW))
-    stage = Stage(plane, plane, plane, Site("http://house"))
+    stage = Stage(plane, plane, plane, plane, Site("http://house"))
     running = asyncio.create_task(stage.run())
     try:
         async with asyncio.timeout(5):
