@@ -50,6 +50,14 @@ async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> N
         file.write(b"\x01")
     bad = house.cli("images", "verify", shown["image"])
     assert bad.returncode == 1 and "image_corrupt" in bad.stderr
+    async with house.rest() as http:
+        press = f"/images/{shown['image']}/operations"
+        found = await http.post(press, data={"verb": "verify"}, headers={"hx-request": "true"})
+        assert found.status_code == 409 and "image_corrupt" in found.text, "the page's button asks the node too"
+        pinned = await http.post(press, data={"verb": "pin"}, headers={"hx-request": "true"})
+        assert pinned.status_code == 200 and "pin requested" in pinned.text
+        foreign = await http.post(press, data={"verb": "remove"}, headers={"authorization": ""})
+        assert foreign.status_code == 401, "nobody presses it unknown"
     assert house.cli("images", "pin", shown["image"]).returncode == 0
     assert "nothing" in house.cli("images", "gc").stdout
     assert "ok, pinned" in house.cli("images").stdout
