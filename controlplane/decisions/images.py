@@ -11,7 +11,7 @@ from controlplane.commands import (
     ReportImageRefused,
     ReportImageRemoved,
 )  # fmt: skip
-from controlplane.decisions import standing
+from controlplane.decisions import descent, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import place
@@ -110,11 +110,16 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
 
 
 def save(draft: Draft, instance: Instance, code: str, *, operation: str | None = None, because: int | None = None) -> bool:
-    """Direct it to disk, if that is possible now; False: it needs a place for the proof of a new image, and there is none."""
+    """Direct it to disk, if that is possible now; False: it needs a place for the proof of a new image, and there is none.
+
+    For an operation (an operator's) an idle holder of its device is sent to sleep, so that there will be.
+    """
     fleet, grant = draft.fleet, instance.grant
     model = fleet.models.get(instance.model or "")
     if grant is None and not any(i.state == "ok" for i in of(fleet, instance)):
         if (given := _place(fleet, instance, model)) is None:
+            if operation is not None:
+                _ask_for_place(draft, instance, operation)
             return False
         grant = draft.emit(given, operation=operation).position
     draft.emit(
@@ -125,6 +130,18 @@ def save(draft: Draft, instance: Instance, code: str, *, operation: str | None =
         operation=operation, because=because,
     )  # fmt: skip
     return True
+
+
+def _ask_for_place(draft: Draft, instance: Instance, operation: str) -> None:
+    """Send idle holders of its device to sleep: the least recently used first, one at a time, none while others wait."""
+    fleet = draft.fleet
+    holders = [i for i in fleet.instances.values() if on(fleet, i, instance.device or "") and i.grant is not None]
+    if fleet.waiting or any(standing.leaving(i) for i in holders):
+        return
+    idle = [i for i in holders if standing.evictable(fleet, i)]
+    if idle:
+        victim = min(idle, key=lambda i: (i.idle_since_ms, i.instance))
+        descent.direct(draft, victim, Rung.SLEEP, "evicted", victim_of=instance.model, operation=operation)
 
 
 def renew(draft: Draft) -> None:

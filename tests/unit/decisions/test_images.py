@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from controlplane.commands import (
+    Admit,
     ImageFound,
     Load,
     ReportFailed,
@@ -73,11 +74,26 @@ def test_a_sleeper_needs_its_place_for_the_proof_of_a_new_image_and_none_once_th
     story.when(Save(model="a")).then("OperationRequested", ("InstanceDirected", {"grant": None}))
 
 
-def test_a_sleeper_whose_place_is_taken_is_saved_when_it_is_free() -> None:
+def test_a_sleeper_whose_place_is_held_idly_is_given_it() -> None:
     story = with_models(house(), spec("b")).given(Sleep(model="a"))
     name = story.instance_of("a").instance
     story.report_slept(name).bring_up("b")
+    other = story.instance_of("b").instance
+    evicted = {"instance": other, "rung": Rung.SLEEP, "code": "evicted", "victim_of": "a"}
+    story.when(Save(model="a")).then("OperationRequested", ("InstanceDirected", evicted))
+    story.when(Tick(), after_ms=1000).then_nothing()
+    story.report_slept(other)
+    assert story.directive(name)[1].rung is Rung.SAVED
+    assert [o.kind for o in story.fleet.operations.values()] == ["save"]
+
+
+def test_a_sleeper_whose_place_is_in_use_is_saved_when_it_is_free() -> None:
+    story = with_models(house(), spec("b")).given(Sleep(model="a"))
+    name = story.instance_of("a").instance
+    story.report_slept(name).bring_up("b")
+    story.given(Admit(request="req_1", model="b", gateway="gw_1", kind="chat", streamed=True, prompt_bytes=9))
     story.when(Save(model="a")).then("OperationRequested")
+    story.when(Tick(), after_ms=1000).then_nothing()
     story.given(Stop(model="b"))
     number, e = story.directive(story.instance_of("b").instance)
     from controlplane.commands import ReportEnded  # noqa: PLC0415
