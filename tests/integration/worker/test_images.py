@@ -22,6 +22,7 @@ from controlplane.events import (
 )
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
+from pool.arena import READY
 from pool.place import place
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
@@ -61,6 +62,7 @@ async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(hou
     _, made = manifest(house)
     segments, figures = place(house.data / "run" / "pool" / "segments", 0), []
     assert any(segments.iterdir())
+    await house.until(lambda: any((segments / READY).glob("*")))  # what the pool makes in spare time; then it rests
     for turn in range(10):
         await house.restart_worker()
         again = await house.load("a")
