@@ -214,11 +214,17 @@ def attach(path: str | os.PathLike[str], weight_set: str, *, deadline_s: float =
 
 
 def ask(
-    path: str, weight_set: str, deadline_s: float, device: str | None = None, left_on: str | None = None
+    path: str,
+    weight_set: str,
+    deadline_s: float,
+    device: str | None = None,
+    left_on: str | None = None,
+    *,
+    beside: tuple[str, ...] = (),
 ) -> tuple[Channel, Attached, list[int]]:
     channel = Channel.connect(path, deadline_s)
     try:
-        channel.send(Attach(weight_set=weight_set, device=device, left_on=left_on), deadline_s)
+        channel.send(Attach(weight_set=weight_set, device=device, left_on=left_on, beside=beside), deadline_s)
         attached = expect(Attached, channel.receive(replies, deadline_s))
         return channel, attached, channel.receive_fds(len(attached.segments), deadline_s)
     except BaseException:

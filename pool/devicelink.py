@@ -41,14 +41,20 @@ class DeviceAttachment(Attachment):
 
 
 def attach_device(
-    path: str | os.PathLike[str], weight_set: str, device: str, map_them: Callable[[Attached, list[int]], None]
+    path: str | os.PathLike[str],
+    weight_set: str,
+    device: str,
+    map_them: Callable[[Attached, list[int]], None],
+    *,
+    beside: tuple[str, ...] = (),
 ) -> DeviceAttachment:
     """Blocking: have a set on a GPU. `map_them` gets its descriptors while the bytes still travel; it must not use them yet.
 
+    beside: devices that are filled for this engine at the same time, whose links are not to be asked for help.
     Raises PoolRefused (`device_full` with both numbers, ...), OSError, and what `map_them` raises; what that has mapped is
     the caller's to unmap.
     """
-    channel, attached, fds = ask(os.fspath(path), weight_set, FILL_S, device)
+    channel, attached, fds = ask(os.fspath(path), weight_set, FILL_S, device, beside=beside)
     try:
         map_them(attached, fds)
         filled = expect(Filled, channel.receive(replies, FILL_S))

@@ -114,16 +114,17 @@ class Devices:
 
     # ---- devices --------------------------------------------------------------------------------------------
 
-    async def hold(self, manifest: Manifest, uuid: str) -> Resident:
+    async def hold(self, manifest: Manifest, uuid: str, *, beside: tuple[str, ...] = ()) -> Resident:
         """One more reference. The set travels if it is not there. To be released, also when this or its futures fail.
 
+        beside: devices that are filled at the same time and therefore don't help.
         Raises Refused (`unknown_device`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`), OSError.
         """
         device = self._device(uuid)
         slabs = await self._mapped(manifest)
         resident = device.residents.get(manifest.weight_set)
         if resident is None or (resident.filled.done() and resident.filled.exception() is not None):
-            resident = device.residents[manifest.weight_set] = self._send(device, slabs)
+            resident = device.residents[manifest.weight_set] = self._send(device, slabs, beside=beside)
         resident.holders += 1
         return resident
 
@@ -142,7 +143,7 @@ class Devices:
         resident.holders = 1
         return resident
 
-    def _send(self, device: Device, slabs: Slabs, made: OnDevice | None = None) -> Resident:
+    def _send(self, device: Device, slabs: Slabs, made: OnDevice | None = None, *, beside: tuple[str, ...] = ()) -> Resident:
         """made: memory of another set that this one's bytes replace."""
         loop = asyncio.get_running_loop()
         exported: asyncio.Future[OnDevice] = loop.create_future()
@@ -155,7 +156,7 @@ class Devices:
             loop.call_soon_threadsafe(exported.set_result, made)
 
         def work() -> Filled:
-            with self._routes.chosen(device.lane.gpu, slabs.size_bytes) as routes:
+            with self._routes.chosen(device.lane.gpu, slabs.size_bytes, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes)
                 return fill(device.lane.gpu, slabs, tell, routes)

@@ -31,7 +31,7 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
         if request.over is not None:
             resident = await held.exchange(manifest, request.device, request.over)
         else:
-            resident = await held.hold_on(manifest, request.device)
+            resident = await held.hold_on(manifest, request.device, beside=request.beside)
     except Refused:
         await held.release(manifest.weight_set, None)
         raise

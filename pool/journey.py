@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
@@ -42,9 +42,10 @@ class Helper:
         self.device = gpu.uuid
         self._gpu, self._stop = gpu, stop
         self._cargo: queue.SimpleQueue[Cargo | None] = queue.SimpleQueue()
+        self._back: queue.SimpleQueue[Cargo] = queue.SimpleQueue()
         self._sent = 0
         self._seconds = 0.0
-        self._left: list[Cargo] = []
+        self._roomless = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"pool-helper-{gpu.uuid}", daemon=True)
         self._thread.start()
@@ -61,7 +62,18 @@ class Helper:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._left
+        return list(self.returned())
+
+    @property
+    def stopped(self) -> bool:
+        """It sends no more: what it is given comes back."""
+        return self._roomless or self._stop.is_set()
+
+    def returned(self) -> Iterator[Cargo]:
+        """What came back so far, each piece once."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._back.get_nowait()
 
     @property
     def shard(self) -> Shard:
@@ -73,7 +85,9 @@ class Helper:
         try:
             relay = self._gpu.relay(RING_BUFFERS, PIECE_BYTES)
         except NoDeviceMemory:  # somebody took it since the plan was made
-            self._left = list(iter(self._cargo.get, None))
+            self._roomless = True
+            for cargo in iter(self._cargo.get, None):
+                self._back.put(cargo)
             return
         except BaseException as error:
             self._error = error
@@ -81,7 +95,7 @@ class Helper:
         try:
             for cargo in iter(self._cargo.get, None):
                 if self._stop.is_set():
-                    self._left.append(cargo)
+                    self._back.put(cargo)
                     continue
                 relay.send(cargo.block, cargo.offset, cargo.address, cargo.size)
                 self._sent += cargo.size
@@ -106,6 +120,7 @@ class Journey:
 
     def send(self, block: Block, part: Slab) -> None:
         """Queue a segment. Raises OSError."""
+        self._take_over()
         for offset, size in pieces(part.size):
             number = self._dealer.deal(size)
             if number:
@@ -113,17 +128,33 @@ class Journey:
             else:
                 self.gpu.copy(block, offset, part.address + offset, size)
 
+    def _take_over(self) -> None:
+        """A helper that has stopped is given no more, and what it has left goes by the direct link at once.
+
+        Otherwise that link stands still for half of the time that memory for the rest takes to be made.
+        """
+        for number, helper in enumerate(self._helpers, 1):
+            if helper.stopped:
+                self._dealer.leave_out(number)
+                self._direct(number, helper.returned())
+
+    def _direct(self, number: int, left: Iterable[Cargo]) -> None:
+        for cargo in left:
+            self.gpu.copy(cargo.block, cargo.offset, cargo.address, cargo.size)
+            self._dealer.take_over(number, cargo.size)
+
     def arrive(self, begun: float) -> tuple[Shard, ...]:
         """Wait for all of it; what each link has done since `begun` (monotonic seconds). Raises OSError."""
+        self._take_over()
         self.gpu.wait()
-        own, seconds = self._dealer.dealt[0], time.monotonic() - begun
-        if left := [cargo for helper in self._helpers for cargo in helper.end()]:
-            for cargo in left:
-                self.gpu.copy(cargo.block, cargo.offset, cargo.address, cargo.size)
-                own += cargo.size
+        seconds = time.monotonic() - begun
+        own = self._dealer.dealt[0]
+        for number, helper in enumerate(self._helpers, 1):
+            self._direct(number, helper.end())
+        if self._dealer.dealt[0] > own:
             self.gpu.wait()
             seconds = time.monotonic() - begun
-        direct = Shard(via=self.gpu.uuid, copied_bytes=own, took_ms=seconds * 1000)
+        direct = Shard(via=self.gpu.uuid, copied_bytes=self._dealer.dealt[0], took_ms=seconds * 1000)
         return (direct, *[helper.shard for helper in self._helpers if helper.shard.copied_bytes])
 
     def abandon(self) -> None:

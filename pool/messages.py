@@ -35,6 +35,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Then `Attached.in_place` is set and descriptors come of host segments alone. A `Refusal` (`not_in_place`: others have that
     memory, or the set is there already; `unknown_set`; `corrupt`) instead of `Attached` has changed nothing.
     """
+    beside: tuple[str, ...] = ()
+    """UUIDs of devices that are filled for the same engine at the same time, a gang's: their links are not asked for help."""
     left_on: str | None = None
     """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
 

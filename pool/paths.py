@@ -8,6 +8,7 @@ A small set goes by its own link alone: a ring has to be filled before anything 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -111,7 +112,18 @@ class Dealer:
             number = 0
         else:
             done = sum(self.dealt) + size_bytes
-            behind = [share * done - dealt for share, dealt in zip(self._shares, self.dealt, strict=True)]
+            behind = [share * done - dealt if share else -inf for share, dealt in zip(self._shares, self.dealt, strict=True)]
             number = behind.index(max(behind))
         self.dealt[number] += size_bytes
         return number
+
+    def leave_out(self, number: int) -> None:
+        """No more for this path: the others share what is to come. Twice is fine."""
+        self._shares[number] = 0.0
+        total = sum(self._shares)
+        self._shares = [share / total for share in self._shares]
+
+    def take_over(self, number: int, size_bytes: int) -> None:
+        """A piece that this path had goes by the first one."""
+        self.dealt[number] -= size_bytes
+        self.dealt[0] += size_bytes

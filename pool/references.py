@@ -24,8 +24,8 @@ class References:
         self._host[weight_set] += 1
         return manifest
 
-    async def hold_on(self, manifest: Manifest, device: str) -> Resident:
-        resident = await self._devices.hold(manifest, device)
+    async def hold_on(self, manifest: Manifest, device: str, *, beside: tuple[str, ...] = ()) -> Resident:
+        resident = await self._devices.hold(manifest, device, beside=beside)
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
         return resident
 

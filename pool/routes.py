@@ -23,9 +23,9 @@ class Routes:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def chosen(self, target: Gpu, size_bytes: int) -> Iterator[tuple[Route, ...]]:
-        """Taken for as long as the context lasts: who helps one fill is not asked for another."""
-        able = [uuid for uuid in self._gpus if (uuid, target.uuid) in self._topology.peers]
+    def chosen(self, target: Gpu, size_bytes: int, *, beside: Sequence[str] = ()) -> Iterator[tuple[Route, ...]]:
+        """Taken for as long as the context lasts: who helps one fill is not asked for another, nor is anybody of `beside`."""
+        able = [uuid for uuid in self._gpus if (uuid, target.uuid) in self._topology.peers and uuid not in beside]
         others = {uuid: self._gpus[uuid].load() for uuid in able}  # milliseconds each: a wake asks nobody in vain
         with self._lock:
             if (stop := self._helping.pop(target.uuid, None)) is not None:

@@ -75,16 +75,17 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         self._weights: VllmWeights | None = None
         self._kv: Kv | None = None
         self._where = ("", "")
+        self._beside: tuple[str, ...] = ()
         self._last: str | None = None
         self._worker: Any = None
 
-    def bind(self, worker: Any, pool_socket: str, device: str) -> None:
-        """worker: vLLM's. device: the UUID of its GPU."""
+    def bind(self, worker: Any, pool_socket: str, device: str, *, beside: tuple[str, ...] = ()) -> None:
+        """worker: vLLM's. device: the UUID of its GPU. beside: those of the other ranks, which attach when this one does."""
         self._worker = worker
         self._weights = VllmWeights(*vllm_version.models(worker))
         self._kv = Kv(vllm_version.when_kv_is_back(worker))
         vllm_version.make_loadable(worker)
-        self._where = (pool_socket, device)
+        self._where, self._beside = (pool_socket, device), beside
 
     def moved(self, device: str) -> None:
         """The process is on another GPU now: from here on its weights go there."""
@@ -115,7 +116,7 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
     def attach(self, weight_set: str, *, pool_socket: str | None = None) -> Filled:
         """Weights and KV memory: KV is made while the weights travel."""
         socket, device = self._where
-        filled = self.weights.attach(pool_socket or socket, weight_set, device, self.kv.create)
+        filled = self.weights.attach(pool_socket or socket, weight_set, device, self.kv.create, beside=self._beside)
         self._last = weight_set
         return filled
 
@@ -144,7 +145,7 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
         if tags is None or "weights" in tags:
             if self._last is None:
                 raise NotBound("no weight set was ever attached")
-            self.weights.attach(self._where[0], self._last, self._where[1], lambda: None)
+            self.weights.attach(self._where[0], self._last, self._where[1], lambda: None, beside=self._beside)
         if tags is None or _KV in tags:
             self.kv.create()
         self._state = "RUNNING"

@@ -55,7 +55,8 @@ class _Orders:
     def bind(self, devices: tuple[str, ...]) -> None:
         """The first order. From here on this rank dies with the engine's process, and with it whatever that holds."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        self._backend.bind(self._worker, "", devices[self._rank])
+        others = tuple(device for rank, device in enumerate(devices) if rank != self._rank)
+        self._backend.bind(self._worker, "", devices[self._rank], beside=others)
         self._backend.kv.release()
 
     def look(self) -> None:

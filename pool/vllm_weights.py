@@ -105,7 +105,9 @@ class VllmWeights:
 
     # ---- the pool's memory ----------------------------------------------------------------------------------
 
-    def attach(self, pool_socket: str, weight_set: str, device: str, meanwhile: Callable[[], None]) -> Filled:
+    def attach(
+        self, pool_socket: str, weight_set: str, device: str, meanwhile: Callable[[], None], *, beside: tuple[str, ...] = ()
+    ) -> Filled:
         """Map a set, read-only; `meanwhile` runs while its bytes travel. Raises LayoutDiffers, PoolRefused, OSError."""
         assert not self._own
         assert self._attachment is None
@@ -125,7 +127,7 @@ class VllmWeights:
             meanwhile()
 
         try:
-            self._attachment = attach_device(pool_socket, weight_set, device, map_them)
+            self._attachment = attach_device(pool_socket, weight_set, device, map_them, beside=beside)
             self._copy_private(self._attachment)
         except BaseException:
             self._unmap(mapped)

@@ -95,6 +95,11 @@ class FakeGpu:
     def copy(self, block: Block, offset: int, address: int, size: int) -> None:
         self._queue.append((block, offset, address, size))
 
+    @property
+    def queued_bytes(self) -> int:
+        """On their way over this device's own link."""
+        return sum(size for _, _, _, size in self._queue)
+
     def wait(self) -> None:
         assert self.gate.wait(20)
         if self.failing and self._queue:

@@ -76,8 +76,38 @@ def test_a_helper_that_is_needed_for_itself_leaves_the_rest_to_the_direct_link(p
     (own,) = journey.arrive(time.monotonic())
     assert own.copied_bytes == SIZE
     assert (helper.relayed, helper.rings) == ([], 0)
+    assert target.copies[0] == PIECE_BYTES, "begun at once"
     assert ctypes.string_at(block.address, SIZE) == source.raw
     target.destroy(block)
+
+
+def test_what_a_stopped_helper_has_left_goes_while_memory_for_the_rest_is_made(pair, source) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    route = Route(helper, 0.5)
+    journey = Journey(target, (Route(None, 0.5), route))
+    target.total_bytes = 1 << 30
+    first, second = target.create(SIZE, journey.writers), target.create(SIZE, journey.writers)
+    journey.send(first, Slab(ctypes.addressof(source), SIZE))
+    route.stop.set()
+    journey.send(second, Slab(ctypes.addressof(source), SIZE))
+    assert target.queued_bytes >= SIZE, "nothing of the second segment waits for a helper that sends no more"
+    shards = journey.arrive(time.monotonic())
+    assert sum(shard.copied_bytes for shard in shards) == 2 * SIZE
+    assert ctypes.string_at(first.address, SIZE) == ctypes.string_at(second.address, SIZE) == source.raw
+    for block in (first, second):
+        target.destroy(block)
+
+
+def test_devices_that_are_filled_beside_do_not_help(pair) -> None:  # type: ignore[no-untyped-def]
+    one, other = pair
+    places = tuple(Place(device=gpu.uuid, uplink=gpu.uuid) for gpu in pair)
+    one.total_bytes = other.total_bytes = 1 << 40
+    routes = Routes(pair, Topology(places=places, peers=frozenset({(one.uuid, other.uuid), (other.uuid, one.uuid)})))
+    with (
+        routes.chosen(one, 1 << 30, beside=(other.uuid,)) as first,
+        routes.chosen(other, 1 << 30, beside=(one.uuid,)) as second,
+    ):
+        assert [[route.helper for route in routes] for routes in (first, second)] == [[None], [None]]
 
 
 def test_a_fill_of_a_helper_stops_its_help_and_asks_nobody_who_is_busy(pair) -> None:  # type: ignore[no-untyped-def]

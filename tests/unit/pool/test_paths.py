@@ -156,3 +156,16 @@ def test_right_below_the_root_every_device_has_a_link_of_its_own(tmp_path: Path)
 def test_a_bus_that_tells_nothing_leaves_every_device_its_own_link(tmp_path: Path) -> None:
     found = read_topology({"a": "0000:00:04.0"}, [], sysfs=tmp_path)
     assert found.places == (Place(device="a", uplink="0000:00:04.0"),)
+
+
+def test_a_path_that_is_left_out_is_dealt_nothing_more_and_what_it_had_is_the_first_ones() -> None:
+    dealer = Dealer([0.5, 0.25, 0.25])
+    first = [dealer.deal(PIECE_BYTES) for _ in range(4)]
+    assert sorted(first) == [0, 0, 1, 2]
+    dealer.leave_out(1)
+    dealer.leave_out(1)
+    dealer.take_over(1, PIECE_BYTES)
+    rest = [dealer.deal(PIECE_BYTES) for _ in range(4)]
+    assert 1 not in rest
+    assert dealer.dealt == [sum(dealer.dealt) - dealer.dealt[2], 0, dealer.dealt[2]]
+    assert abs(dealer.dealt[0] - 2 * dealer.dealt[2]) <= 2 * PIECE_BYTES
