@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pool.fill import OnDevice
 from pool.lane import Lane
+from pool.making import Making
 from pool.messages import Filled
 
 
@@ -24,6 +25,7 @@ class Resident:
 class Device:
     lane: Lane
     total_bytes: int
+    making: Making = field(default_factory=Making)
     residents: dict[str, Resident] = field(default_factory=dict)
     former: set[Resident] = field(default_factory=set)
     """Copies of a set that was found corrupt and has been brought anew: for those who have them, and for nobody else."""

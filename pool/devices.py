@@ -159,7 +159,7 @@ class Devices:
             with self._routes.chosen(device.lane.gpu, slabs.size_bytes, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes)
-                return fill(device.lane.gpu, slabs, tell, routes)
+                return fill(device.lane.gpu, slabs, tell, routes, making=device.making)
 
         def settle(done: asyncio.Future[Filled]) -> None:
             self._way.leave()
@@ -167,7 +167,13 @@ class Devices:
                 result = done.result()
                 shards = {shard.via: shard.copied_bytes for shard in result.shards}
                 waited = time.monotonic() - asked - result.took_ms / 1000
-                log.info("filled", extra={"set": slabs.weight_set, "ms": result.took_ms, "waited_s": waited, "links": shards})
+                log.info(
+                    "filled",
+                    extra={
+                        "set": slabs.weight_set, "device": device.lane.gpu.uuid, "ms": result.took_ms, "waited_s": waited,
+                        "links": shards, "made_ms": result.made_ms, "made_ahead": result.made_ahead,
+                    },
+                )  # fmt: skip
                 filled.set_result(result)
                 return
             for future in (exported, filled):

@@ -1,5 +1,6 @@
 """Filling a device: what is to be done is planned first (pure), then done in one go by the device's lane."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ import msgspec
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.journey import Journey, Route
+from pool.making import Making, ahead
 from pool.messages import Filled, Shard
 from pool.residency import Refused
 from pool.slabs import Slabs
@@ -69,25 +71,49 @@ class OnDevice:
     """Devices that may relay into it."""
 
 
-def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None], routes: Sequence[Route] = ()) -> Filled:
+def fill(
+    gpu: Gpu,
+    slabs: Slabs,
+    exported: Callable[[OnDevice], None],
+    routes: Sequence[Route] = (),
+    *,
+    making: Making | None = None,
+) -> Filled:
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
-    routes: the device's own link first; none: that alone. Raises Refused (`device_full`), OSError; the device is then as it was
-    before.
+    routes: the device's own link first; none: that alone. making: what making memory takes there. Raises Refused
+    (`device_full`), OSError; the device is then as it was before.
     """
     begun = time.monotonic()
     steps = plan(gpu, slabs)
     journey = Journey(gpu, routes)
     blocks: dict[int, Block] = {}
     fds: dict[int, int] = {}
+    making = making or Making()
+    ready = list(itertools.takewhile(lambda step: not step.register, steps))
+    early = ahead([step.size_bytes for step in ready], journey.bytes_per_s, making.beside_s)
+
+    def make(step: Step) -> None:
+        block = blocks[step.segment] = gpu.create(step.size_bytes, journey.writers)
+        fds[step.segment] = gpu.export(block)
+
+    def send(step: Step) -> None:
+        part = slabs.parts[step.segment]
+        if step.register:
+            part.register(gpu)
+        journey.send(blocks[step.segment], part)
+
     try:
-        for step in steps:
-            part = slabs.parts[step.segment]
-            block = blocks[step.segment] = gpu.create(step.size_bytes, journey.writers)
-            if step.register:
-                part.register(gpu)
-            journey.send(block, part)
-            fds[step.segment] = gpu.export(block)
+        for step in steps[:early]:
+            make(step)
+        off = time.monotonic()
+        for step in steps[:early]:
+            send(step)
+        for step in steps[early:]:
+            make(step)
+            send(step)
+        if len(ready) == len(steps):
+            making.saw(len(steps) - early, time.monotonic() - off)
         count = range(len(slabs.parts))
         exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers))
         made_s = time.monotonic() - begun
@@ -97,7 +123,7 @@ def fill(gpu: Gpu, slabs: Slabs, exported: Callable[[OnDevice], None], routes: S
         if isinstance(error, NoDeviceMemory):
             raise full(slabs.weight_set, gpu, slabs.size_bytes, gpu.free_bytes()) from error
         raise
-    return msgspec.structs.replace(_filled(slabs, shards, begun), made_ms=made_s * 1000)
+    return msgspec.structs.replace(_filled(slabs, shards, begun), made_ms=made_s * 1000, made_ahead=early)
 
 
 def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = ()) -> Filled:

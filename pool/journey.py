@@ -11,6 +11,7 @@ from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.messages import Shard
 from pool.paths import PIECE_BYTES, RING_BUFFERS, Dealer, pieces
 from pool.slabs import Slab
+from pool.topology import LINK_BYTES_PER_S
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Route:
     helper: Gpu | None
     """None: the device's own link."""
     share: float
+    bytes_per_s: float = LINK_BYTES_PER_S
+    """Of its link, one way."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set once the helper's link is needed for the helper itself: what it has not sent by then goes by the direct link."""
 
@@ -117,6 +120,8 @@ class Journey:
         self._helpers = [Helper(route.helper, route.stop) for route in routes if route.helper is not None]
         self._dealer = Dealer([route.share for route in routes] or [1.0])
         self.writers = tuple(helper.device for helper in self._helpers)
+        self.bytes_per_s = routes[0].bytes_per_s / routes[0].share if routes else LINK_BYTES_PER_S
+        """Over all of them."""
 
     def send(self, block: Block, part: Slab) -> None:
         """Queue a segment. Raises OSError."""

@@ -162,6 +162,8 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Its own link first."""
     made_ms: float = 0.0
     """Of `took_ms`, until all memory was made and exported; bytes travel meanwhile. 0: it was there."""
+    made_ahead: int = 0
+    """Segments whose memory was made before the first byte left."""
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):
