@@ -25,7 +25,7 @@ def tiny(directory: Path, kind: str = "llama", seed: int = 0, **sizes: Any) -> P
     """Write a model of architecture `kind`; another seed gives other weights of the same architecture."""
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 (3 s)
 
-    config = AutoConfig.for_model(kind, vocab_size=257, bos_token_id=256, eos_token_id=256, **{**SIZES[kind], **sizes})
+    config = AutoConfig.for_model(kind, bos_token_id=256, eos_token_id=256, **{"vocab_size": 257, **SIZES[kind], **sizes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # spread out, so that the likeliest token leads by more than rounding

@@ -71,17 +71,33 @@ def _timed(call: Callable[[], Any]) -> float:
     return (time.monotonic() - begun) * 1000
 
 
-def main() -> None:
-    model, arguments, device, descriptor = sys.argv[1:5]
+def _on_gpus(model: Path, arguments: dict[str, Any], device: str) -> dict[str, Any]:
+    """Arguments; the environment is set."""
     os.environ.update(ENVIRONMENT)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     devices = tuple(device.split(","))
     os.environ["CUDA_VISIBLE_DEVICES"] = ordinals(devices)
+    chosen = engine_arguments(model, arguments, bare=False, ranks=len(devices))
+    chosen.pop("worker_extension_cls", None)
+    return chosen
+
+
+def _on_cpu(model: Path, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Likewise; the worker in the core's process, as on a GPU (by the executor's name it would be one more)."""
+    from worker.engines.vllm_cpu import cpu_arguments, prepare  # noqa: PLC0415 - sets the environment first
+
+    prepare()
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: PLC0415
+
+    return {**cpu_arguments(model, arguments), "distributed_executor_backend": UniProcExecutor}
+
+
+def main() -> None:
+    model, arguments, device, descriptor = sys.argv[1:5]
+    chosen = _on_gpus(Path(model), json.loads(arguments), device) if device else _on_cpu(Path(model), json.loads(arguments))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - the environment counts when it is imported
 
-    chosen = engine_arguments(Path(model), json.loads(arguments), bare=False, ranks=len(devices))
-    chosen.pop("worker_extension_cls", None)
     plain = Plain(LLM(**chosen), SamplingParams)
     plain.generate([PROMPT], TOKENS)
     with socket.socket(fileno=int(descriptor)) as asker, asker.makefile("rw", encoding="utf-8") as lines:

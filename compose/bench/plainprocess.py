@@ -27,7 +27,7 @@ class PlainProcess:
         argv = [sys.executable, "-m", "compose.bench.plain", os.fspath(source), json.dumps(dict(arguments)), device]
         begun = time.monotonic()
         with theirs, self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*argv, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
             )
         self._sock = ours
@@ -65,7 +65,7 @@ class PlainProcess:
         self._lines.close()
         self._sock.close()
         try:
-            self._process.wait(20)
+            self.process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(20)
+            self.process.kill()
+            self.process.wait(20)

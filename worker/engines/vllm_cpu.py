@@ -26,16 +26,13 @@ class CpuVllmEngine(VllmEngine):
     """`source`: a directory with config.json and weights."""
 
     def __init__(self, source: Path, arguments: dict[str, Any]) -> None:
-        os.environ.update(ENVIRONMENT | FURTHER)
-        import torch  # noqa: PLC0415 - the environment counts when it is imported
-
-        torch.cpu._init_amx()  # vLLM's own kernels for small weights use it without asking
+        prepare()
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
         from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
         from vllm.v1.executor import Executor  # noqa: PLC0415
 
-        told = engine_arguments(source, arguments | {"enforce_eager": True}, bare=False)
-        config = EngineArgs(**{name: value for name, value in told.items() if name not in _GPU_ONLY}).create_engine_config()
+        told = cpu_arguments(source, arguments)
+        config = EngineArgs(**told).create_engine_config()
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._gang, self._awake = None, False
         self._running: dict[str, Sampling] = {}
@@ -77,6 +74,20 @@ class CpuVllmEngine(VllmEngine):
             attached=None, awake=self._awake, running=len(self._running), bytes_mapped=0,
             bytes_kv=self._kv_bytes if self._awake else 0, bytes_private=private_bytes(os.getpid()),
         )  # fmt: skip
+
+
+def prepare() -> None:
+    """Before vLLM is imported, in each process of it."""
+    os.environ.update(ENVIRONMENT | FURTHER)
+    import torch  # noqa: PLC0415 - the environment counts when it is imported
+
+    torch.cpu._init_amx()  # vLLM's own kernels for small weights use it without asking
+
+
+def cpu_arguments(source: Path, arguments: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's arguments, without those that only a GPU has."""
+    told = engine_arguments(source, arguments | {"enforce_eager": True}, bare=False)
+    return {name: value for name, value in told.items() if name not in _GPU_ONLY}
 
 
 def _unmappable() -> EngineFault:
