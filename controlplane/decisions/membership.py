@@ -83,6 +83,8 @@ def _images(draft: Draft, command: Hello) -> None:
             draft.emit(ImageRemoved(node=command.node, image=image.image, code="lost"))
     for there in command.images:
         known = draft.fleet.images.get(there.image)
+        if known is not None and known.leaving:
+            continue  # somebody wants it gone: its worker sees to that now
         if known is None or (known.state == "refused" and known.code != ANEW and there.usable):
             draft.emit(
                 ImageBuilt(node=command.node, image=there.image, configuration=there.configuration, size_bytes=there.size_bytes)

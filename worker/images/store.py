@@ -3,6 +3,7 @@
 A directory without a manifest is half-written and removed at the next start. What is in it is process memory: 0700.
 """
 
+import itertools
 import os
 import shutil
 import time
@@ -21,6 +22,7 @@ DRAFT: Final = ".draft"
 TRIES: Final = 2
 """Restores of one image that may fail before it counts as failed: a first one may have met a busy machine."""
 _LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
+_removals = itertools.count(1)
 
 
 class ImageBroken(Exception):
@@ -170,14 +172,16 @@ class Store:
         return self._stand(image, replace(known, failures=count, failed=given_up, message=message))
 
     def remove(self, image: str) -> None:
-        """Take its name away first, so that nobody sees half of it."""
-        gone = self.root / f"{image}.gone{DRAFT}"
-        shutil.rmtree(gone, ignore_errors=True)
+        """Take its name away first, so that nobody sees half of it. Raises OSError, and the image is as it was.
+
+        What can't be removed once the name is gone is swept at the next start. Two threads may remove one image at once.
+        """
+        gone = self.root / f"{image}.{next(_removals)}.gone{DRAFT}"
         try:
             (self.root / image).rename(gone)
         except FileNotFoundError:
             return
-        shutil.rmtree(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def size_bytes(self, image: str) -> int:
         """What it takes of the disk, whatever its manifest says."""

@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from worker.desired import Desired, Wish
 from worker.images.cabinet import Cabinet
+
+AGAIN_S: Final = 5.0
+"""Before another try to remove an image that could not be: its disk is read-only for a while, or busy."""
 
 log = structlog.get_logger("images")
 
@@ -19,6 +23,8 @@ class Wishes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._done: dict[str, Wish] = {}
         """What was carried out; the plane's word of it may be on its way."""
+        self._again: dict[str, asyncio.TimerHandle] = {}
+        self._closed = False
 
     def follow(self) -> None:
         """Look at the newest fold: pin, and begin what is to be removed."""
@@ -30,10 +36,25 @@ class Wishes:
             if (wish.leaving or wish.anew) and name not in self._tasks and self._done.get(name) != wish:
                 self._done[name] = wish
                 self._tasks[name] = task = asyncio.create_task(self._remove(name, wish), name=f"image:{name}")
-                task.add_done_callback(lambda _, name=name: self._tasks.pop(name, None))  # type: ignore[misc]
+                task.add_done_callback(lambda _, name=name: self._removed(name))  # type: ignore[misc]
 
     async def close(self) -> None:
+        """Nothing is begun any more; what is under way ends."""
+        self._closed = True
+        for again in self._again.values():
+            again.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _removed(self, name: str) -> None:
+        """The plane may have said more of it meanwhile (first to be made anew, say, and then to leave): look again."""
+        self._tasks.pop(name, None)
+        if not self._closed:
+            self.follow()
+
+    def _retry(self, name: str) -> None:
+        self._again.pop(name, None)
+        self._done.pop(name, None)
+        self.follow()
 
     def _configurations(self, desired: Desired) -> set[str]:
         named = {model.facts.configuration for name in self._pins if (model := desired.models.get(name)) and model.facts}
@@ -46,6 +67,8 @@ class Wishes:
             else:
                 await asyncio.to_thread(self._cabinet.forget, name)
         except OSError as error:
-            log.error("image_not_removed", image=name, reason=str(error))  # its name is gone; `sweep` takes the rest
+            log.error("image_not_removed", image=name, reason=str(error), again_s=AGAIN_S)
+            if name not in self._again and not self._closed:
+                self._again[name] = asyncio.get_running_loop().call_later(AGAIN_S, self._retry, name)
         else:
             log.info("image_removed", image=name, by=wish.leaving[0] if wish.leaving else "", anew=wish.anew)

@@ -94,6 +94,18 @@ def test_a_removal_is_an_event_of_whoever_asked_and_the_node_carries_it_out() ->
     story.when(RemoveImage(image="img_1")).then_refused(Code.IMAGE_UNKNOWN)
 
 
+def test_a_dismissed_image_that_the_next_worker_finds_usable_again_is_still_to_go() -> None:
+    story = stale(built(house()))
+    story.given(RemoveImage(image="img_1"))
+    from controlplane.commands import InstanceFound  # noqa: PLC0415
+
+    there = InstanceFound(story.instance_of("a").instance, Rung.UP, "a", story.instance_of("a").grant)
+    image = ImageFound("img_1", "cfg_fake:a", 10)
+    story.given(hello(incarnation="inc_2", images=(image,), instances=(there,), weight_sets=("ws_a",)))
+    assert story.fleet.images["img_1"].leaving == "test"
+    story.when(ReportImageRemoved(node="n1", image="img_1", code="operator")).then(("ImageRemoved", {"by": "test"}))
+
+
 def test_a_pin_spares_from_the_quota_and_goes_over_to_the_next_image_but_not_from_an_operators_hand() -> None:
     story = built(house())
     story.when(PinImage(image="img_1")).then(("ImagePinned", {"pinned": True}))
