@@ -29,7 +29,7 @@ async def attend(plane: Plane, directory: Directory, chosen: Chosen, web: Child,
     await login.first_token(plane, directory)
     bus = await Bus.connect(plane, "up", parties.OPERATOR)
     try:
-        watch = SettingsWatch(chosen.path, bus, say) if chosen.path is not None else None
+        watch = SettingsWatch(chosen.path, bus, plane, say) if chosen.path is not None else None
         if watch is not None:
             await _first(watch, chosen, say)
         if not await web.ready(READY_S):

@@ -1,6 +1,7 @@
 """What this machine offers to the plane: its devices and the memory for weights, from the settings or by default."""
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -26,13 +27,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     criu: str = ""
     image_quota_bytes: int = 0
     image_pins: tuple[str, ...] = ()
+    checkpoint_bytes: int = 0
     note: str = ""
     """What a person should know of it."""
 
 
 def offer(settings: NodeSettings, directory: Directory) -> Offer:
     """Raises EnvironmentRefusal when it comes to more memory than the machine has."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = machine_bytes()
     share = memory // DEFAULT_SHARE // _ROUND * _ROUND
     found = look(settings.gpus)
     declared = settings.devices or (() if found.devices else (DeviceSettings(name="cpu0", size_bytes=share),))
@@ -51,7 +53,22 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
     return Offer(
         devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu, note=_note(found),
         image_quota_bytes=settings.image_quota_bytes, image_pins=settings.image_pins,
+        checkpoint_bytes=checkpoint_bytes(settings, pool, devices),
     )  # fmt: skip
+
+
+def machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def checkpoint_bytes(settings: NodeSettings, pool_bytes: int, devices: Sequence[PlaneDevice]) -> int:
+    """Memory of the host that engines off their devices may take: what the settings say, else half of what is left beside
+    pool and declared devices. Not of what is free at the moment: that would be another number after each start. What is
+    really free is looked at before each checkpoint."""
+    if settings.checkpoint_bytes is not None:
+        return settings.checkpoint_bytes
+    declared = sum(device.size_bytes for device in devices if device.kind == "cpu")
+    return max(0, machine_bytes() - pool_bytes - declared) // 2 // _ROUND * _ROUND
 
 
 def _note(found: Found) -> str:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import structs
 
+from compose.node import checkpoint_bytes
 from compose.settingsfile import Stamp, stamp
 from controlplane import ids
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
+from controlplane.events import NodeLimits
+from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from controlplane.settings import NodeSettings, Settings, SettingsError, read
 from controlplane.subjects import COMMAND_OPERATOR
@@ -21,28 +25,34 @@ POLL_S: Final = 0.5
 APPLY_S: Final = 30.0
 KEYS: Final = {
     "pool_bytes": "[node] pool_bytes", "devices": "[node] devices", "gpus": "[node] gpus", "drain_ms": "[node] drain",
-    "criu": "[node] criu", "image_quota_bytes": "[images] quota", "image_pins": "[images] pin",
+    "criu": "[node] criu",
 }  # fmt: skip
-"""As the file writes them: read at a start and not again, unlike models."""
+"""As the file writes them: read at a start and not again, unlike models and limits."""
 
 log = structlog.get_logger("settings")
 
 
 class SettingsWatch:
-    """Applies the models of one settings file. A file that is broken changes nothing; `say` is told where."""
+    """Applies models and the node's limits of one settings file. A file that is broken changes nothing; `say` is told where.
 
-    def __init__(self, path: Path, bus: Bus, say: Callable[[str], None]) -> None:
+    `plane`: as `up` wrote it; with other limits it is written again, for the worker that starts next.
+    """
+
+    def __init__(self, path: Path, bus: Bus, plane: Plane, say: Callable[[str], None]) -> None:
         self.path = path
-        self._bus, self._say = bus, say
+        self._bus, self._plane, self._say = bus, plane, say
         self._actor = f"operator:{_user()}"
         self._running: NodeSettings | None = None
         """What the first of them said of the node: that is what runs."""
         self._said = ""
 
     async def apply(self, settings: Settings) -> None:
-        """Send the models to the decider, which applies the difference. Raises Refused."""
+        """Send models and limits to the decider, which applies the difference. Raises Refused."""
         self._running = self._running or settings.node
-        command = ApplySettings(path=str(self.path), digest=settings.digest, models=settings.models)
+        limits = _limits(settings.node, self._plane)
+        command = ApplySettings(
+            path=str(self.path), digest=settings.digest, models=settings.models, node=self._plane.node, limits=limits
+        )
         order = Order(id=ids.new(ids.COMMAND), actor=self._actor, body=command)
         async with asyncio.timeout(APPLY_S):
             while True:
@@ -53,11 +63,15 @@ class SettingsWatch:
                     if refused.code is not Code.UNAVAILABLE:
                         raise
                     await asyncio.sleep(0.1)  # the decider is on its way up; the same order gets one answer
+        now = structs.replace(self._plane, **structs.asdict(limits))
+        if now != self._plane:
+            self._plane = now
+            await asyncio.to_thread(now.write)
         self._tell_later(self._running, settings.node)
 
     def _tell_later(self, running: NodeSettings, written: NodeSettings) -> None:
         """Say which lines of the file are not what runs, once for each set of them."""
-        lines = [KEYS[key] for key in NodeSettings.__struct_fields__ if getattr(running, key) != getattr(written, key)]
+        lines = [KEYS[key] for key in KEYS if getattr(running, key) != getattr(written, key)]
         later = ", ".join(lines)
         if later and later != self._said:
             self._say(f"{self.path}: {later}: changed, but these lines count from the next start of `enginehouse up` on")
@@ -91,6 +105,13 @@ class SettingsWatch:
             log.info("settings_applied", path=str(self.path), digest=settings.digest)
             self._say(f"settings applied: {self.path}")
         return True
+
+
+def _limits(settings: NodeSettings, plane: Plane) -> NodeLimits:
+    return NodeLimits(
+        image_quota_bytes=settings.image_quota_bytes, image_pins=settings.image_pins,
+        checkpoint_bytes=checkpoint_bytes(settings, plane.pool_bytes, plane.devices),
+    )  # fmt: skip
 
 
 def _user() -> str:

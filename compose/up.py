@@ -106,6 +106,7 @@ def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[st
         pool_socket=str(data / "run" / "pool" / "pool.sock"), pool_bytes=offered.pool_bytes, devices=offered.devices,
         settings_path=str(settings) if settings else None, embedded=given.embedded, deadlines=offered.deadlines,
         criu=offered.criu, image_quota_bytes=offered.image_quota_bytes, image_pins=offered.image_pins,
+        checkpoint_bytes=offered.checkpoint_bytes,
     )  # fmt: skip
 
 

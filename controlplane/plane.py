@@ -64,6 +64,8 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     """What saved engines may take of the disk; 0: half of what they could."""
     image_pins: tuple[str, ...] = ()
     """Models and configurations whose images stay whatever the quota says."""
+    checkpoint_bytes: int | None = None
+    """Memory of the host that engines off their devices may take; None: no limit but the host's own."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 

@@ -20,7 +20,7 @@ _DEVICE_LEAST: Final = 1 << 20
 """A cell of a smaller device would be less than 32 pages."""
 _TABLES: Final = ("node", "images", "model")
 _IMAGE_KEYS: Final = ("quota", "pin")
-_NODE_KEYS: Final = ("pool_bytes", "devices", "gpus", "drain", "criu")
+_NODE_KEYS: Final = ("pool_bytes", "checkpoint_bytes", "devices", "gpus", "drain", "criu")
 _QUOTA_LEAST: Final = 1 << 20
 _GPU: Final = re.compile(r"GPU-[0-9A-Za-z-]{1,60}", re.ASCII)
 _FILE_LIMIT: Final = 1 << 20
@@ -37,6 +37,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None, or no devices: the file leaves it to `up`."""
 
     pool_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    """Memory of the host that engines off their devices may take, all together."""
     devices: tuple[DeviceSettings, ...] = ()
     gpus: tuple[str, ...] | None = None
     """UUIDs of those that the plane may use; None: all that there are."""
@@ -138,6 +140,7 @@ def _node(fields: object) -> NodeSettings:
         if key not in _NODE_KEYS:
             raise unknown(key, _NODE_KEYS, "node.")
     pool = _size(fields["pool_bytes"], "node.pool_bytes") if "pool_bytes" in fields else None
+    off = _size(fields["checkpoint_bytes"], "node.checkpoint_bytes") if "checkpoint_bytes" in fields else None
     devices = fields.get("devices", [])
     if not isinstance(devices, list):
         raise invalid("node.devices", 'write a list such as [{ name = "cpu0", bytes = "1GiB" }]')
@@ -148,7 +151,7 @@ def _node(fields: object) -> NodeSettings:
     drain = _drain(fields["drain"]) if "drain" in fields else None
     return NodeSettings(
         pool_bytes=pool, devices=found, gpus=_gpus(fields.get("gpus", "all")), drain_ms=drain,
-        criu=_program(fields.get("criu", "")),
+        criu=_program(fields.get("criu", "")), checkpoint_bytes=off,
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ class Workman:
         self.stock = Stock(self.shelf, lambda: self.desired, self.reporter.report, board)
         self.locks = Locks.of(plant.plane)
         self.images = Cabinet.open(plant.data, "n1", self.reporter.report, quota_bytes=plant.image_quota_bytes)
-        self.wishes = Wishes(self.images, lambda: self.desired, plant.image_pins)
+        self.wishes = Wishes(self.images, lambda: self.desired)
         site = Site(
             images=self.images,
             plane=plant.plane,
@@ -120,7 +120,8 @@ class Workman:
             devices=tuple(DeviceFound(d.device, d.name, d.kind, d.size_bytes) for d in self.plant.plane.devices),
             instances=tuple(found(keeper.local) for keeper in keepers),
             weight_sets=tuple(known.weight_set for known in described.sets),
-            images=self.images.found(), no_images=self.images.hindrance,
+            images=self.images.found(), no_images=self.images.hindrance, image_quota_bytes=self.plant.image_quota_bytes,
+            image_pins=self.plant.image_pins, checkpoint_bytes=self.plant.checkpoint_bytes,
         )  # fmt: skip
         self.plant.order(hello)
         self.images.begin()
@@ -165,6 +166,7 @@ class Plant:
         self.deadlines = QUICK
         self.image_quota_bytes = 0
         self.image_pins: tuple[str, ...] = ()
+        self.checkpoint_bytes: int | None = None
         self.deaf = False
         self.answers: dict[str, Answer] = {}
         self.prepare_gate: asyncio.Event | None = None

@@ -27,6 +27,9 @@ from controlplane.events import (
     ModelRejected,
     ModelRetired,
     ModelRevised,
+    NodeJoined,
+    NodeLimits,
+    NodeLimitsChanged,
     WeightsDismissed,
     WeightsDropped,
     WeightsStaged,
@@ -76,6 +79,8 @@ class Desired(Struct, frozen=True, kw_only=True):
     """Weight sets that must leave the pool."""
     images: "Map[str, Wish]" = Map()
     """Those of which anybody wants anything."""
+    limits: NodeLimits = NodeLimits()
+    """What the node's settings allow at present."""
     staged: "Map[str, tuple[tuple[str, int], ...]]" = Map()
     """Weight set -> the (model, revision) pairs that the plane knows it for."""
 
@@ -98,6 +103,7 @@ class Desired(Struct, frozen=True, kw_only=True):
             node=node, position=fleet.position, instances=Map(instances), models=fleet.models, grants=grants,
             dismissed=frozenset(known.weight_set for known in sets if known.dismissed),
             staged=Map({known.weight_set: known.models for known in sets}),
+            limits=fleet.nodes[node].limits if node in fleet.nodes else NodeLimits(),
             images=Map({
                 image.image: Wish(image.pinned, (image.leaving, "operator") if image.leaving else None, _anew(image))
                 for image in fleet.images.values() if image.node == node and (image.pinned or image.leaving or _anew(image))
@@ -169,6 +175,13 @@ def _apply_image(desired: Desired, recorded: Recorded) -> Desired:
             return _image(desired, e.image, leaving=None, anew=False)
         case ImageRemoved() as e:
             return replace(desired, images=desired.images.delete(e.image)) if e.image in desired.images else desired
+        case NodeLimitsChanged() as e:
+            return replace(desired, limits=e.after)
+        case NodeJoined() as e:
+            limits = NodeLimits(
+                image_quota_bytes=e.image_quota_bytes, image_pins=e.image_pins, checkpoint_bytes=e.checkpoint_bytes
+            )
+            return replace(desired, limits=limits)
         case _:
             return _apply_model(desired, recorded)
 

@@ -65,7 +65,7 @@ class Life:
         self._stock = Stock(self._shelf, lambda: self.desired, self._reporter.report, board)
         locks = Locks.of(plane)
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
-        self._wishes = Wishes(self._images, lambda: self.desired, plane.image_pins)
+        self._wishes = Wishes(self._images, lambda: self.desired)
         self._site = Site(
             plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines
         )
@@ -128,7 +128,7 @@ class Life:
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
             no_checkpoint=await asyncio.to_thread(able.hindrance),
-            image_quota_bytes=self._plane.image_quota_bytes, image_pins=plane.image_pins,
+            image_quota_bytes=plane.image_quota_bytes, image_pins=plane.image_pins, checkpoint_bytes=plane.checkpoint_bytes,
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
         answer = await _insist(lambda: self._bus.command(subjects.command_node(plane.node), order))

@@ -58,6 +58,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Models and configurations whose images the settings pin."""
     no_checkpoint: str = ""
     """Why what an engine has on a GPU can't be taken to the host here; empty: it can."""
+    checkpoint_bytes: int | None = None
+    """As in `NodeLimits`."""
     version: str = ""
 
 
@@ -119,7 +121,7 @@ class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Asleep as directed; or asleep again, when it was directed `up` and that could not be (`code`, `message`: why)."""
+    """Asleep as directed; or asleep again, when it was directed elsewhere and that could not be (`code`, `message`: why)."""
 
     node: str
     instance: str
@@ -133,7 +135,7 @@ class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReportCheckpointed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Off its device, as directed."""
+    """Off its device as directed; or there still, when it was directed elsewhere and its device had no room (`code`: why)."""
 
     node: str
     instance: str
@@ -143,6 +145,8 @@ class ReportCheckpointed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host_bytes: int
     image: str | None = None
     steps: tuple[Step, ...] = ()
+    code: str = ""
+    message: str = ""
 
 
 class ReportSaved(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from controlplane.events.node import NodeLimits
 from controlplane.spec import ModelSpec
 
 
@@ -25,6 +26,9 @@ class ApplySettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     path: str
     digest: str
     models: tuple[ModelSpec, ...]
+    node: str = ""
+    """The node whose file it is; its `limits` are those of the file. Empty: the file is of models alone."""
+    limits: NodeLimits = NodeLimits()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -37,7 +37,7 @@ def hello(draft: Draft, command: Hello) -> None:
                 node=command.node, address=command.address, incarnation=command.incarnation, boot=command.boot,
                 pool_budget_bytes=command.pool_budget_bytes, version=command.version, no_images=command.no_images,
                 image_quota_bytes=command.image_quota_bytes, image_pins=command.image_pins,
-                no_checkpoint=command.no_checkpoint,
+                no_checkpoint=command.no_checkpoint, checkpoint_bytes=command.checkpoint_bytes,
             )
         )  # fmt: skip
     elif known is not None and not known.heard:
@@ -58,7 +58,7 @@ def hello(draft: Draft, command: Hello) -> None:
 def _joins(known: Node | None, command: Hello) -> bool:
     fields = (
         "address", "incarnation", "boot", "pool_budget_bytes", "version", "no_images", "no_checkpoint", "image_quota_bytes",
-        "image_pins",
+        "image_pins", "checkpoint_bytes",
     )  # fmt: skip
     return known is None or any(getattr(known, field) != getattr(command, field) for field in fields)
 

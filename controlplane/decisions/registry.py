@@ -24,6 +24,7 @@ from controlplane.events import (
     ModelRegistered,
     ModelRetired,
     ModelRevised,
+    NodeLimitsChanged,
     Revision,
     SettingsApplied,
 )
@@ -80,7 +81,8 @@ def apply_settings(draft: Draft, command: ApplySettings) -> None:
     gone = [m for m in live.values() if m.origin == "settings" and m.model not in wanted]
     added = [spec for spec in command.models if spec.name not in live]
     revised = [(live[s.name], s) for s in command.models if s.name in live and difference(live[s.name].spec, s)]
-    if not (gone or added or revised):
+    limits = _limits(fleet, command)
+    if not (gone or added or revised or limits):
         return
     for spec in [*added, *(spec for _, spec in revised)]:
         _check_fits(draft, spec, settings=True)
@@ -91,14 +93,25 @@ def apply_settings(draft: Draft, command: ApplySettings) -> None:
         _revise(draft, model, spec)
     for spec in added:
         _register(draft, spec, "settings")
+    if limits:
+        draft.emit(NodeLimitsChanged(node=command.node, before=fleet.nodes[command.node].limits, after=command.limits))
     draft.emit(
         SettingsApplied(
             path=command.path, digest=command.digest, added=tuple(s.name for s in added), revised=fields,
-            retired=tuple(m.model for m in gone), unchanged=len(wanted) - len(added) - len(revised),
+            retired=tuple(m.model for m in gone), unchanged=len(wanted) - len(added) - len(revised), limits=limits,
         )
     )  # fmt: skip
     timers.retire(draft)
     advance(draft)
+
+
+def _limits(fleet: Fleet, command: ApplySettings) -> tuple[str, ...]:
+    """Which of the node's limits the file changes. A node that has not joined yet brings them with its hello."""
+    node = fleet.nodes.get(command.node)
+    if node is None:
+        return ()
+    fields = type(command.limits).__struct_fields__
+    return tuple(field for field in fields if getattr(node.limits, field) != getattr(command.limits, field))
 
 
 def difference(before: ModelSpec, after: ModelSpec) -> tuple[str, ...]:

@@ -28,7 +28,15 @@ from controlplane.events.model import (
     ModelSetBack,
     SkeletonMeasured,
 )
-from controlplane.events.node import DeviceDeclared, DeviceWithdrawn, NodeFellSilent, NodeHeardAgain, NodeJoined
+from controlplane.events.node import (
+    DeviceDeclared,
+    DeviceWithdrawn,
+    NodeFellSilent,
+    NodeHeardAgain,
+    NodeJoined,
+    NodeLimits,
+    NodeLimitsChanged,
+)
 from controlplane.events.operation import OperationFailed, OperationRequested, OperationSucceeded
 from controlplane.events.plane import GatewayClosed, GatewayOpened, ReignBegan, Revision, SettingsApplied
 from controlplane.events.record import Event
@@ -45,7 +53,7 @@ from controlplane.events.weights import WeightsDismissed, WeightsDropped, Weight
 
 AnyEvent = (
     ReignBegan | GatewayOpened | GatewayClosed | SettingsApplied
-    | NodeJoined | NodeFellSilent | NodeHeardAgain | DeviceDeclared | DeviceWithdrawn
+    | NodeJoined | NodeFellSilent | NodeHeardAgain | NodeLimitsChanged | DeviceDeclared | DeviceWithdrawn
     | ModelRegistered | ModelRevised | ModelRetired | ModelInspected | ModelRejected | ModelSetBack | ModelCleared
     | ConfigurationFound | SkeletonMeasured
     | WeightsStaged | WeightsDismissed | WeightsDropped
@@ -66,7 +74,8 @@ __all__ = [
     "ImageRefused", "ImageRemoved", "InstanceCheckpointed", "InstanceCreated", "InstanceDirected", "InstanceEnded",
     "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
     "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent", "NodeHeardAgain",
-    "NodeJoined", "OperationFailed", "OperationRequested", "OperationSucceeded", "ReignBegan", "RequestAccepted",
+    "NodeJoined", "NodeLimits", "NodeLimitsChanged", "OperationFailed", "OperationRequested", "OperationSucceeded",
+    "ReignBegan", "RequestAccepted",
     "RequestCancelled", "RequestFailed", "RequestFinished", "RequestInterrupted", "RequestQueued", "RequestRouted",
     "Revision", "SettingsApplied", "SkeletonMeasured", "Step", "WeightsDismissed", "WeightsDropped", "WeightsStaged",
 ]  # fmt: skip

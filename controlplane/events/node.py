@@ -1,6 +1,19 @@
 """Events of nodes and their devices."""
 
+import msgspec
+
 from controlplane.events.record import Event
+
+
+class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's settings allow, and may change while it runs."""
+
+    image_quota_bytes: int = 0
+    """What images may take of its disk; 0: not said, half of what they could."""
+    image_pins: tuple[str, ...] = ()
+    """Models and configurations whose images stay whatever the quota says."""
+    checkpoint_bytes: int | None = None
+    """Memory of the host that engines at `checkpoint` may take, all together; None: not said, no limit but the host's own."""
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
@@ -22,6 +35,17 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """Models and configurations whose images its settings pin."""
     no_checkpoint: str = ""
     """Why what an engine has on a GPU can't be taken to the host there; empty: it can."""
+    checkpoint_bytes: int | None = None
+    """As in `NodeLimits`."""
+
+
+class NodeLimitsChanged(Event, frozen=True, kw_only=True):
+    """Its settings file says other limits than before; they count at once."""
+
+    AGGREGATE, KEY = "node", "node"
+    node: str
+    before: NodeLimits
+    after: NodeLimits
 
 
 class NodeFellSilent(Event, frozen=True, kw_only=True):

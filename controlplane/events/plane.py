@@ -47,3 +47,5 @@ class SettingsApplied(Event, frozen=True, kw_only=True):
     revised: tuple[Revision, ...]
     retired: tuple[str, ...]
     unchanged: int
+    limits: tuple[str, ...] = ()
+    """Fields of `NodeLimits` that changed; `NodeLimitsChanged` has what they were and are."""

@@ -39,6 +39,7 @@ from controlplane.events import (
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
+    NodeLimitsChanged,
     OperationFailed,
     OperationRequested,
     OperationSucceeded,
@@ -154,6 +155,8 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one ca
             return nodes.joined(fleet, e)
         case NodeFellSilent() | NodeHeardAgain() as e:
             return nodes.heard(fleet, e)
+        case NodeLimitsChanged() as e:
+            return nodes.limited(fleet, e)
         case DeviceDeclared() as e:
             return nodes.declared(fleet, e)
         case DeviceWithdrawn() as e:

@@ -65,7 +65,7 @@ def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
 
 def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
     known = fleet.instances[e.instance]
-    left = requests.stranded(fleet, known, at)
+    left = requests.stranded(_measured(fleet, known.configuration, e.host_bytes), known, at)
     return images.used(
         changed(
             left, e.instance, rung=Rung.CHECKPOINT, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=0,
@@ -73,6 +73,13 @@ def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
         ),
         e.image, at,
     )  # fmt: skip
+
+
+def _measured(fleet: Fleet, name: str, host_bytes: int) -> Fleet:
+    known = fleet.configurations.get(name)
+    if known is None or known.host_bytes == host_bytes or host_bytes <= 0:
+        return fleet
+    return replace(fleet, configurations=fleet.configurations.set(name, replace(known, host_bytes=host_bytes)))
 
 
 def saved(fleet: Fleet, e: InstanceSaved, at: int) -> Fleet:

@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from controlplane.events.node import NodeLimits
 from controlplane.rungs import Activity, Health, Rung
 from controlplane.spec import Argument, ModelFacts, ModelSpec
 
@@ -31,6 +32,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Models and configurations whose images its settings pin."""
     no_checkpoint: str = ""
     """Why what an engine has on a GPU can't be taken to the host there; empty: it can."""
+    checkpoint_bytes: int | None = None
+    """Memory of the host that engines at `checkpoint` may take, all together; None: not said."""
+
+    @property
+    def limits(self) -> NodeLimits:
+        return NodeLimits(
+            image_quota_bytes=self.image_quota_bytes, image_pins=self.image_pins, checkpoint_bytes=self.checkpoint_bytes
+        )
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +73,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Argument]
     skeleton_bytes: int | None = None
     """As measured; None: use the default until a transition has measured it."""
+    host_bytes: int | None = None
+    """What one took of the host when it was last at `checkpoint`; None: none has been there."""
 
 
 class SetBack(msgspec.Struct, frozen=True):

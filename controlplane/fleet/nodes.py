@@ -1,8 +1,9 @@
 """What events mean for nodes and their devices."""
 
+from msgspec import structs
 from msgspec.structs import replace
 
-from controlplane.events import DeviceDeclared, DeviceWithdrawn, NodeFellSilent, NodeHeardAgain, NodeJoined
+from controlplane.events import DeviceDeclared, DeviceWithdrawn, NodeFellSilent, NodeHeardAgain, NodeJoined, NodeLimitsChanged
 from controlplane.fleet.members import Device, Node
 from controlplane.fleet.state import Fleet
 
@@ -11,13 +12,18 @@ def joined(fleet: Fleet, e: NodeJoined) -> Fleet:
     node = Node(
         node=e.node, address=e.address, incarnation=e.incarnation, boot=e.boot,
         pool_budget_bytes=e.pool_budget_bytes, version=e.version, no_images=e.no_images, no_checkpoint=e.no_checkpoint,
-        image_quota_bytes=e.image_quota_bytes, image_pins=e.image_pins,
+        image_quota_bytes=e.image_quota_bytes, image_pins=e.image_pins, checkpoint_bytes=e.checkpoint_bytes,
     )  # fmt: skip
     return replace(fleet, nodes=fleet.nodes.set(e.node, node))
 
 
 def heard(fleet: Fleet, e: NodeFellSilent | NodeHeardAgain) -> Fleet:
     node = replace(fleet.nodes[e.node], heard=isinstance(e, NodeHeardAgain))
+    return replace(fleet, nodes=fleet.nodes.set(e.node, node))
+
+
+def limited(fleet: Fleet, e: NodeLimitsChanged) -> Fleet:
+    node = replace(fleet.nodes[e.node], **structs.asdict(e.after))
     return replace(fleet, nodes=fleet.nodes.set(e.node, node))
 
 

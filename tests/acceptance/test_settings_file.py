@@ -65,6 +65,22 @@ async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callabl
     assert [event.position for event in await plane.events("SettingsApplied")] == [position]
     assert await plane.chat("a")
 
+    off = '[images]\nquota = "3MiB"\npin = ["a"]\n'
+    plane.settings_file.write_text(NODE + "checkpoint_bytes = 4096\n" + off + fake("a"))
+    event: Any = (await applied(plane, 2)).event
+    assert event.limits == ("image_quota_bytes", "image_pins", "checkpoint_bytes")
+    [changed] = await plane.events("NodeLimitsChanged")
+    assert changed.actor.startswith("operator:")
+    limits: Any = changed.event
+    assert (limits.before.image_quota_bytes, limits.after.image_quota_bytes) == (0, 3 << 20)
+    assert (limits.after.image_pins, limits.after.checkpoint_bytes) == (("a",), 4096)
+
+    async def follows() -> bool:
+        return '"now": 3145728' in (plane.data / "logs" / "worker.log").read_text()
+
+    await plane.until(follows, "the worker keeps to the quota")
+    assert "next start" not in (plane.data / "up.out").read_text()
+
 
 async def _up(plane: PlaneUnderTest, model: str) -> str:
     await plane.chat(model)

@@ -1,5 +1,6 @@
 """One sentence per event: what happened, with its numbers."""
 
+from collections.abc import Iterator
 from typing import assert_never
 
 from controlplane.events import (
@@ -36,6 +37,8 @@ from controlplane.events import (
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
+    NodeLimits,
+    NodeLimitsChanged,
     OperationFailed,
     OperationRequested,
     OperationSucceeded,
@@ -176,6 +179,19 @@ def _of_images(event: AnyEvent) -> str:
             return _of_the_plane(event)
 
 
+def _limits(before: NodeLimits, after: NodeLimits) -> Iterator[str]:
+    """What each was, and is."""
+    if before.image_quota_bytes != after.image_quota_bytes:
+        was, now = (size(one) if one else "half of the disk" for one in (before.image_quota_bytes, after.image_quota_bytes))
+        yield f"images may take {now} (was {was})"
+    if before.image_pins != after.image_pins:
+        was, now = (", ".join(one) or "none" for one in (before.image_pins, after.image_pins))
+        yield f"pinned images: {now} (was {was})"
+    if before.checkpoint_bytes != after.checkpoint_bytes:
+        was, now = (size(n) if n is not None else "any" for n in (before.checkpoint_bytes, after.checkpoint_bytes))
+        yield f"engines off their devices may take {now} of the host's memory (was {was})"
+
+
 def _of_the_plane(event: AnyEvent) -> str:
     match event:
         case ReignBegan() as e:
@@ -186,7 +202,10 @@ def _of_the_plane(event: AnyEvent) -> str:
             return f"web closed ({e.code})"
         case SettingsApplied() as e:
             changes = f"{len(e.added)} added, {len(e.revised)} revised, {len(e.retired)} retired"
-            return f"settings: {changes}, {e.unchanged} unchanged"
+            limits = f"; {', '.join(e.limits)}" if e.limits else ""
+            return f"settings: {changes}, {e.unchanged} unchanged{limits}"
+        case NodeLimitsChanged() as e:
+            return "; ".join(_limits(e.before, e.after))
         case NodeJoined() as e:
             return f"joined from {e.address}, pool of {size(e.pool_budget_bytes)}"
         case NodeFellSilent():

@@ -23,18 +23,18 @@ class NoRoom(Exception):
 class Budget:
     """`given_bytes`: the settings' quota, 0: none. `fits` says whether an image could be used today.
 
-    `pinned` and `configurations_pinned` stay whatever the quota says; `wishes.Wishes` keeps them up to date.
+    `pinned` and `configurations_pinned` stay whatever the quota says; `wishes.Wishes` keeps all three up to date.
     """
 
     def __init__(self, store: Store, given_bytes: int, fits: Callable[[Manifest], bool]) -> None:
-        self._store, self._given_bytes, self._fits = store, given_bytes, fits
+        self._store, self.given_bytes, self._fits = store, given_bytes, fits
         self.pinned: frozenset[str] = frozenset()
         self.configurations_pinned: frozenset[str] = frozenset()
 
     @property
     def quota_bytes(self) -> int:
-        if self._given_bytes:
-            return self._given_bytes
+        if self.given_bytes:
+            return self.given_bytes
         self._store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine = sum(path.stat().st_size for path in self._store.root.rglob("*") if path.is_file())
         return int((shutil.disk_usage(self._store.root).free + mine) * QUOTA)

@@ -14,6 +14,8 @@ from compose.settingswatch import SettingsWatch
 from controlplane.answer import Answer, Done
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
+from controlplane.events import NodeLimits
+from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from controlplane.settings import NodeSettings, parse
 
@@ -47,8 +49,14 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
+def plane(path: Path) -> Plane:
+    made = Plane(data=str(path.parent), postgres_url="", nats_url="", pool_bytes=1 << 30)
+    made.write()
+    return made
+
+
 async def watched(path: Path, bus: FakeBus, said: list[str]) -> asyncio.Task[None]:
-    return asyncio.create_task(SettingsWatch(path, cast(Bus, bus), said.append).follow(stamp(path)))
+    return asyncio.create_task(SettingsWatch(path, cast(Bus, bus), plane(path), said.append).follow(stamp(path)))
 
 
 async def end(task: asyncio.Task[None]) -> None:
@@ -123,18 +131,43 @@ async def test_a_refusal_is_told(tmp_path: Path, bus: FakeBus) -> None:
 
 async def test_lines_that_count_from_the_next_start_are_named(tmp_path: Path, bus: FakeBus) -> None:
     path, said = tmp_path / "e.toml", list[str]()
-    watch = SettingsWatch(path, cast(Bus, bus), said.append)
-    await watch.apply(parse('[images]\nquota = "1GiB"\n'))
+    watch = SettingsWatch(path, cast(Bus, bus), plane(path), said.append)
+    await watch.apply(parse('[node]\npool_bytes = "1GiB"\n'))
     assert said == []
-    await watch.apply(parse('[images]\nquota = "2GiB"\npin = ["a"]\n' + MODEL.format("a")))
-    later = f"{path}: [images] quota, [images] pin: changed, but these lines count from the next start of `enginehouse up` on"
+    await watch.apply(parse('[node]\npool_bytes = "2GiB"\ndrain = "9s"\n' + MODEL.format("a")))
+    later = (
+        f"{path}: [node] pool_bytes, [node] drain: changed, but these lines count from the next start of `enginehouse up` on"
+    )
     assert said == [later]
-    await watch.apply(parse('[images]\nquota = "2GiB"\npin = ["a"]\n' + MODEL.format("b")))
+    await watch.apply(parse('[node]\npool_bytes = "2GiB"\ndrain = "9s"\n' + MODEL.format("b")))
     assert said == [later], "said once"
-    await watch.apply(parse('[images]\nquota = "1GiB"\n'))
+    await watch.apply(parse('[node]\npool_bytes = "1GiB"\n'))
     assert said == [later], "it is as it runs"
     assert bus.applied == [(), ("a",), ("b",), ()]
 
 
-def test_every_line_of_a_node_has_its_name_in_the_file() -> None:
-    assert tuple(settingswatch.KEYS) == NodeSettings.__struct_fields__
+async def test_limits_count_at_once_and_the_next_worker_reads_them(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "e.toml", list[str]()
+    watch = SettingsWatch(path, cast(Bus, bus), plane(path), said.append)
+    text = '[node]\ncheckpoint_bytes = "3GiB"\n[images]\nquota = "2GiB"\npin = ["a"]\n'
+    await watch.apply(parse(text + MODEL.format("a")))
+    order = bus.orders[-1].body
+    assert isinstance(order, ApplySettings)
+    assert order.node == "n1"
+    assert order.limits == NodeLimits(image_quota_bytes=2 << 30, image_pins=("a",), checkpoint_bytes=3 << 30)
+    written = Plane.read(tmp_path)
+    assert (written.image_quota_bytes, written.image_pins, written.checkpoint_bytes) == (2 << 30, ("a",), 3 << 30)
+    bus.answers = [Refused(Code.CANNOT_FIT, "no")]
+    with pytest.raises(Refused):
+        await watch.apply(parse('[images]\nquota = "1GiB"\n'))
+    assert Plane.read(tmp_path) == written, "what is refused changes nothing"
+    await watch.apply(parse(""))
+    order = bus.orders[-1].body
+    assert isinstance(order, ApplySettings)
+    assert (order.limits.image_quota_bytes, order.limits.image_pins) == (0, ())
+    assert order.limits.checkpoint_bytes, "half of what is left beside the pool"
+    assert said == []
+
+
+def test_every_line_of_a_node_has_its_name_in_the_file_or_counts_at_once() -> None:
+    assert {*settingswatch.KEYS, *NodeLimits.__struct_fields__} == set(NodeSettings.__struct_fields__)

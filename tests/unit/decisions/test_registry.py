@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from controlplane.commands import Admit, ApplySettings, End, EndRequests, Load, RegisterModel, RetireModel, ReviseModel, Tick
 from controlplane.decisions.needs import held_bytes
-from controlplane.events import Revision
+from controlplane.events import NodeLimits, Revision
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle, ModelSpec
@@ -72,6 +72,20 @@ def test_a_hard_field_counts_at_the_next_load() -> None:  # C43
 
 def test_an_unchanged_file_changes_nothing() -> None:  # C43
     loaded().when(apply(*(small(n) for n in "abcd"), digest="d3")).then_nothing()
+
+
+def test_a_file_changes_its_nodes_limits_at_once_and_the_log_has_both() -> None:  # C43
+    story = plane()
+    limits = NodeLimits(image_quota_bytes=5, image_pins=("a",), checkpoint_bytes=9)
+    order = ApplySettings(path="e.toml", digest="d", models=(), node="n1", limits=limits)
+    story.when(order).then(
+        ("NodeLimitsChanged", {"before": NodeLimits(), "after": limits}),
+        ("SettingsApplied", {"limits": ("image_quota_bytes", "image_pins", "checkpoint_bytes")}),
+    )
+    assert story.fleet.nodes["n1"].limits == limits
+    story.when(order).then_nothing()
+    other = ApplySettings(path="e.toml", digest="d", models=(), node="n9", limits=NodeLimits())
+    story.when(other).then_nothing()  # it has not joined: its hello brings them
 
 
 def test_a_file_retires_only_what_a_file_registered() -> None:  # C43

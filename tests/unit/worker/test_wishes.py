@@ -11,6 +11,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from controlplane.commands import ReportImageRemoved
+from controlplane.events import NodeLimits
 from tests.unit.worker.test_worth import written
 from worker.desired import Desired, Wish
 from worker.images import wishes
@@ -28,7 +29,7 @@ class House:
         self.cabinet = Cabinet(data, "n1", self.reports.append, None)
         written(self.cabinet.store, "img_1", "cfg_a", 10, 1)
         self.desired = Desired(node="n1")
-        self.wishes = Wishes(self.cabinet, lambda: self.desired, ())
+        self.wishes = Wishes(self.cabinet, lambda: self.desired)
 
     def want(self, wish: Wish) -> None:
         self.desired = replace(self.desired, images=Map({"img_1": wish}))
@@ -93,6 +94,19 @@ async def test_two_who_remove_one_image_at_once_both_succeed(house: House) -> No
     await asyncio.gather(*(asyncio.to_thread(house.cabinet.remove, "img_1", code) for code in ("replaced", "operator")))
     await house.until(lambda: len(house.removed) == 2)
     assert list(house.cabinet.store.root.iterdir()) == []
+
+
+async def test_another_quota_and_other_pins_count_at_once(house: House) -> None:
+    for image in ("img_2", "img_3"):
+        written(house.cabinet.store, image, f"cfg_{image}", 1000, int(image[-1]))
+    size = house.cabinet.store.size_bytes("img_2")
+    limits = NodeLimits(image_quota_bytes=size, image_pins=("cfg_img_2",))
+    house.desired = replace(house.desired, limits=limits)
+    house.wishes.follow()
+    await house.until(lambda: len(house.removed) == 2)
+    assert house.removed == ["quota", "quota"]
+    assert list(house.cabinet.store.images()) == ["img_2"], "the pinned one stays"
+    assert house.cabinet.budget.quota_bytes == size
 
 
 async def test_nothing_is_begun_after_the_end(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
