@@ -83,6 +83,8 @@ class InstanceBeat(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     tokens_per_s: float
     bytes_used: int
+    host_bytes: int = 0
+    """Off its device: memory of the host that it takes, as measured."""
 
 
 class DeviceBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,8 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Measured bytes in use per device UUID."""
     owners: dict[str, DeviceBytes] = {}
     """Of GPUs: whose those bytes are."""
+    host_available_bytes: int = 0
+    """Memory that the host can still give; 0: not said."""
     instances: tuple[InstanceBeat, ...] = ()
     progress: tuple[Progress, ...] = ()
 

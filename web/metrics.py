@@ -14,6 +14,7 @@ from controlplane.events import RequestCancelled, RequestFailed, RequestFinished
 from controlplane.spec import CELLS
 from web.gateway import Gateway
 from web.plane_view import Change, PlaneView
+from web.views.hostmemory import host
 
 OUTCOMES: Final = {RequestFinished: "finished", RequestFailed: "failed", RequestCancelled: "cancelled"}
 
@@ -82,7 +83,14 @@ class PlaneFigures(Collector):
         for beat in self._view.beats.values():
             pool.add_metric([beat.node, "used"], beat.pool_used_bytes)
             pool.add_metric([beat.node, "budget"], beat.pool_budget_bytes)
-        yield from (cells, size, owned, pool)
+        off = _gauge("host_bytes", "Memory of a host: engines off their devices, their limit, available", "node", "kind")
+        for node in fleet.nodes:
+            seen = host(fleet, self._view.beats, node)
+            kinds = {"checkpointed": seen.checkpointed_bytes, "limit": seen.checkpoint_bytes, "available": seen.available_bytes}
+            for kind, bytes_ in kinds.items():
+                if bytes_ is not None:
+                    off.add_metric([node, kind], bytes_)
+        yield from (cells, size, owned, pool, off)
         yield from self._requests()
 
     def _requests(self) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from controlplane import subjects
 from controlplane.bus import Bus
 from controlplane.subjects import DeviceBytes, InstanceBeat, NodeBeat
 from pool.messages import Described
-from worker import gpus, ranks
+from worker import checkpoint, gpus, hostmemory, ranks
 from worker.ledger import Resident, ledger
 from worker.local import LocalInstance
 from worker.moves import EngineState
@@ -24,6 +24,8 @@ from worker.site import Site, now_ms
 
 EVERY_S: Final = 1.0
 SOONEST_S: Final = 0.1
+WEIGH_S: Final = 10.0
+"""Between two looks at what an engine off its device takes of the host: it stands still, and a look walks all its pages."""
 
 log = structlog.get_logger("beats")
 
@@ -38,6 +40,7 @@ class Beats:
         self._devices: dict[str, int] = {}
         self._owners: dict[str, DeviceBytes] = {}
         self._pool = (0, site.plane.pool_bytes, False)
+        self._available = 0
 
     async def run(self) -> None:
         """Beat until cancelled. A beat that can't be measured or sent is skipped: the next one comes in a second."""
@@ -57,7 +60,7 @@ class Beats:
         return NodeBeat(
             node=self._site.plane.node, incarnation=self._incarnation, at_ms=now_ms(), pool_used_bytes=used,
             pool_budget_bytes=budget, pool_ok=ok, device_bytes=self._devices, owners=self._owners, instances=self._instances,
-            progress=self._site.board.shown,
+            progress=self._site.board.shown, host_available_bytes=self._available,
         )  # fmt: skip
 
     async def _measure_on(self) -> None:
@@ -84,6 +87,7 @@ class Beats:
                 if device in devices:
                     devices[device] += beat.bytes_used // len(its)  # evenly, as the plane's ledger has it
         self._owners = await asyncio.to_thread(self._ledgers, described, locals_)
+        self._available = await asyncio.to_thread(hostmemory.available_bytes)
         devices |= {device: owners.total for device, owners in self._owners.items()}
         self._devices, self._instances = devices, tuple(beat for _, beat in found)
 
@@ -109,7 +113,8 @@ class Beats:
     async def _instance(self, local: LocalInstance) -> tuple[tuple[str, ...], InstanceBeat]:
         running, rate, used = 0, 0.0, 0
         record = local.directory.read()
-        if record is not None and record.engine is not None and local.seen.engine is not EngineState.DEAD:
+        off = local.seen.engine in (EngineState.DEAD, EngineState.CHECKPOINTED)
+        if record is not None and record.engine is not None and not off:
             if self._site.is_gpu(record.device) and local.engine_state is not None:
                 taken = await asyncio.to_thread(ranks.used_bytes, record)
                 used = local.engine_state.bytes_mapped + (local.engine_state.bytes_private if taken is None else taken)
@@ -123,5 +128,10 @@ class Beats:
                 running, rate = status.running, status.tokens_per_s
             except FrontendGone:
                 pass  # its death is seen by whoever keeps it
-        beat = InstanceBeat(instance=local.instance, running=running, tokens_per_s=rate, bytes_used=used)
+        host = 0
+        if local.seen.engine is EngineState.CHECKPOINTED:
+            if time.monotonic() - local.weighed_s > WEIGH_S:
+                await checkpoint.weigh(local)
+            host = local.host_bytes
+        beat = InstanceBeat(instance=local.instance, running=running, tokens_per_s=rate, bytes_used=used, host_bytes=host)
         return (record.devices if record else ()), beat

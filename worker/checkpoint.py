@@ -6,6 +6,7 @@ is made by a step process with a deadline, since one that hangs can't be cancell
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -70,6 +71,14 @@ async def down(local: LocalInstance) -> None:
     local.engine_state = None
     local.directory.edit(left_device=record.device)
     local.note(engine=EngineState.CHECKPOINTED, awake=False, attached=None, loaded=False, drained=True, verified=True)
+    await weigh(local)
+
+
+async def weigh(local: LocalInstance) -> None:
+    """Measure what it takes of the host, now that nothing of it is on a device."""
+    if (record := local.directory.read()) is not None and record.engine is not None:
+        local.host_bytes = await asyncio.to_thread(hostmemory.taken_by, record.engine.pid)
+        local.weighed_s = time.monotonic()
 
 
 def _refuse(local: LocalInstance) -> None:
@@ -94,7 +103,7 @@ async def up(local: LocalInstance) -> None:
     """Back on the GPU of its cells, released, connected. A failure is no failure of the climb: the process is gone then, and an
     image or a cold start follows.
 
-    Raises StepFailed (`holder_died`, `no_device_memory`: nothing was done, with both numbers).
+    Raises StepFailed (`holder_died`; `no_device_memory`, with both numbers: nothing was done, and it can stay as it is).
     """
     where, device = theatre(local), local.record.device
     assert where is not None
@@ -157,6 +166,7 @@ async def _room(local: LocalInstance, where: Theatre) -> None:
     need, ends = record.skeleton_bytes + margin, asyncio.get_running_loop().time() + FREE_S
     while (free := await asyncio.to_thread(gpus.free_bytes, record.device)) < need:
         if asyncio.get_running_loop().time() > ends:
+            local.stand_down()
             raise StepFailed(
                 "no_device_memory", f"the engine needs {need} bytes of {record.device} to come back, {free} are free"
             )

@@ -82,8 +82,8 @@ class HolderLink:
             raise HolderGone(f"the holder (pid {held.pid}) ended at once")
         return holder, held
 
-    async def ask(self) -> Held:
-        return await self._held(Ask())
+    async def ask(self, *, deadline_s: float = ANSWER_S) -> Held:
+        return await self._held(Ask(), deadline_s=deadline_s)
 
     async def start(self, argv: tuple[str, ...]) -> Held:
         return await self._held(Start(argv=argv))

@@ -24,3 +24,32 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     if limit == "max":
         return free
     return max(0, min(free, int(limit) - int(used) + int(stat.get("inactive_file", 0))))
+
+
+def taken_by(leader: int, proc: Path = PROC) -> int:
+    """Bytes of memory that a process and all below it take: each page that several processes share counts in parts.
+
+    About 10 ms a gigabyte, so not for an event loop. 0: they are gone.
+    """
+    return sum(_proportional(proc, pid) for pid in _tree(leader, proc))
+
+
+def _proportional(proc: Path, pid: int) -> int:
+    try:
+        text = (proc / str(pid) / "smaps_rollup").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def _tree(leader: int, proc: Path) -> list[int]:
+    """By what each thread says of its children: a look at every process of the machine costs more."""
+    found, left = list[int](), [leader]
+    while left:
+        found.append(pid := left.pop())
+        for children in (proc / str(pid) / "task").glob("*/children"):
+            try:
+                left += map(int, children.read_text(encoding="ascii").split())
+            except (OSError, ValueError):
+                continue  # it ends just now
+    return found

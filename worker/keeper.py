@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
-from msgspec.structs import replace
 
 from controlplane.commands import ReportFailed
 from controlplane.events import Step
-from controlplane.fleet import MOVE
 from controlplane.rungs import Rung
 from worker import skeleton, steps
 from worker.desired import Wanted
-from worker.engines.messages import Health
 from worker.failure import StepFailed
+from worker.ledge import Ledge, ledge
 from worker.local import LocalInstance
 from worker.loss import lost
 from worker.moves import ABANDONABLE, SILENT, EngineState, Move, StepName
@@ -30,8 +28,6 @@ from worker.pulse import Pulse
 from worker.report import Report
 from worker.site import Site
 
-NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
-"""Failures of a wake after which the engine is as it was before."""
 UNKILLABLE_S: Final = 5.0
 """Between two tries to end a process that outlived SIGKILL (it hangs in the kernel)."""
 
@@ -56,8 +52,8 @@ class Keeper:
         self._reported: int | None = None
         """The directive that this task has answered."""
         self._running: dict[Move, asyncio.Task[steps.Done]] = {}
-        self._held_back: tuple[int | None, StepFailed] | None = None
-        """The directive that could not be reached, and why: it goes back to sleep instead."""
+        self._ledge: Ledge | None = None
+        """Where it stays instead of where it could not get to."""
         self._begun_for: dict[Move, int | None] = {}
         """The directive under which a running move was begun."""
 
@@ -130,26 +126,11 @@ class Keeper:
         return False
 
     def _aim(self) -> Wanted | None:
-        """What is wanted, as far as it can be: sleep, instead of an `up` for which there was no room."""
+        """What is wanted, or where it stays instead."""
         wanted = self._wanted
-        if wanted is None or wanted.directive is None or self._held_back is None or self._held_back[0] != _number(wanted):
+        if wanted is None or wanted.directive is None or self._ledge is None or self._ledge.directive != _number(wanted):
             return wanted
-        return replace(wanted, directive=replace(wanted.directive, rung=Rung.SLEEP))
-
-    async def _rolls_back(self, wanted: Wanted, failure: StepFailed) -> bool:
-        """Whether a skeleton on a device is well in spite of the failure: what it costs to start is not thrown away for want of
-        room that somebody may give back in a moment. One that moves may be on either device by now: its failure is its end."""
-        d, local = wanted.directive, self.local
-        if d is None or d.rung is not Rung.UP or d.code == MOVE or failure.code not in NO_ROOM or not local.seen.own_layout:
-            return False
-        if local.lost is not None or local.seen.engine is not EngineState.CONNECTED:
-            return False
-        try:
-            local.take(await local.tell(Health(), self._site.deadlines.attach))
-        except StepFailed:
-            return False
-        self._held_back = (d.number, failure)
-        return True
+        return self._ledge.aim(wanted)
 
     async def _failed(self, move: Move, failure: StepFailed, begun_for: int | None) -> bool:
         """A step has failed, begun under directive `begun_for`; True: the instance has ended with it."""
@@ -167,7 +148,8 @@ class Keeper:
         if failure.code in ("engine_died", "holder_died") and self.local.lost is None:
             with contextlib.suppress(TimeoutError):  # the death itself says more than that nobody answered
                 await asyncio.wait_for(self._changed.wait(), DEATH_S)
-        if await self._rolls_back(wanted, failure):
+        if (found := await ledge(self.local, wanted, move.step, failure)) is not None:
+            self._ledge = found
             return False
         code, message = self.local.lost or (failure.code, failure.message)
         await self._fail(wanted, move.step.value, code, message)
@@ -181,11 +163,11 @@ class Keeper:
         if wanted.directive is None or (told and not (rung is Rung.UP and self.local.moved)):
             return rung is Rung.COLD and wanted.directive is not None
         self.local.moved = False
-        took_ms, held = round((time.monotonic() - self._began) * 1000), self._held_back
+        took_ms, stays = round((time.monotonic() - self._began) * 1000), self._ledge
         self._report(
             outcome(
                 self.local, wanted, rung, took_ms=took_ms, steps=tuple(self._steps), check=self._check,
-                failure=held[1] if held is not None and held[0] == wanted.directive.number else None,
+                failure=stays.failure if stays is not None and stays.directive == wanted.directive.number else None,
             )
         )  # fmt: skip
         self._reported = wanted.directive.number

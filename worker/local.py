@@ -52,6 +52,10 @@ class LocalInstance:
         """The set that the pool has on the device for an engine that is still on its way there."""
         self.readying: asyncio.Task[Operation] | None = None
         """A step process that will put the engine back on its GPU."""
+        self.host_bytes = 0
+        """What it takes of the host at `checkpoint`, as last measured."""
+        self.weighed_s = 0.0
+        """When that was (monotonic)."""
         self.restaged = 0
         """How often the staged set had left the pool before it was attached."""
         self._poke = poke

@@ -15,7 +15,7 @@ def outcome(
     local: LocalInstance, wanted: Wanted, rung: Rung, *, took_ms: int, steps: tuple[Step, ...], check: str,
     failure: StepFailed | None,
 ) -> Report:  # fmt: skip
-    """`steps` and `check`: what was done, and what the known answer showed. `failure`: why it only sleeps."""
+    """`steps` and `check`: what was done, and what the known answer showed. `failure`: why it is only there."""
     d = wanted.directive
     assert d is not None
     node, instance, number = local.site.plane.node, wanted.instance, d.number
@@ -29,7 +29,8 @@ def outcome(
     if rung is Rung.CHECKPOINT:
         return ReportCheckpointed(
             node=node, instance=instance, directive=number, pid=pid, took_ms=took_ms,
-            host_bytes=processes.private_bytes(pid), image=local.restored_from, steps=steps,
+            host_bytes=local.host_bytes or processes.private_bytes(pid), image=local.restored_from, steps=steps,
+            code=failure.code if failure else "", message=failure.message if failure else "",
         )  # fmt: skip
     used = used_bytes(state) if state else 0
     if rung is Rung.SLEEP:

@@ -1,7 +1,7 @@
 """Whether an instance's processes still answer: one that hangs is as dead as one that has ended, but no pidfd says so.
 
-An engine is asked through its holder, so that one question is about both. A frontend is asked by itself: it is replaced,
-and its callers go on where they were.
+An engine is asked through its holder, so that one question is about both. Off its GPU an engine can't answer: its holder is
+asked by itself. A frontend is, too: it is replaced, and its callers go on where they were.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class Pulse:
     def feel(self) -> None:
         """Go on asking those that are there."""
         seen, name = self._local.seen, self._local.instance
-        if self._engine is None and seen.engine is EngineState.CONNECTED:
-            self._engine = asyncio.create_task(_engine(self._local), name=f"{name}:pulse")
+        if self._engine is None and (ask := ASKED.get(seen.engine)) is not None:
+            self._engine = asyncio.create_task(_engine(self._local, partial(ask, self._local)), name=f"{name}:pulse")
         if seen.frontend and (self._frontend is None or self._frontend.done()):
             self._frontend = asyncio.create_task(_frontend(self._local), name=f"{name}:frontend pulse")
 
@@ -66,11 +66,11 @@ class Pulse:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _engine(local: LocalInstance) -> StepFailed:
+async def _engine(local: LocalInstance, ask: Callable[[float], Awaitable[StepFailed | None]]) -> StepFailed:
     """Ask until nobody answers; return which of the two that is. A holder that hangs is dead by then, and its engine, too."""
     while True:
         await asyncio.sleep(local.site.deadlines.pulse)
-        failure = await _insist(partial(_asked_engine, local), local.site.deadlines.hung)
+        failure = await _insist(ask, local.site.deadlines.hung)
         if failure is not None:
             if failure.code == "holder_died":
                 _kill_both(local)
@@ -109,6 +109,20 @@ async def _asked_engine(local: LocalInstance, deadline_s: float) -> StepFailed |
     except HolderDenied as error:
         return StepFailed("engine_hung", f"the engine hangs and was killed: {error.message}")
     return None  # whatever it says, it has read the question
+
+
+async def _asked_holder(local: LocalInstance, deadline_s: float) -> StepFailed | None:
+    try:
+        await local.holder.ask(deadline_s=deadline_s)
+    except HolderGone as error:
+        return StepFailed("holder_died", f"the holder hangs and was killed, and its engine, off its device, with it: {error}")
+    except HolderDenied:
+        pass  # it has read the question
+    return None
+
+
+ASKED: Final = {EngineState.CONNECTED: _asked_engine, EngineState.CHECKPOINTED: _asked_holder}
+"""Who is asked while the engine is there; in other states a step with a deadline is under way, or nobody is there."""
 
 
 async def _asked_frontend(local: LocalInstance, port: int, deadline_s: float) -> StepFailed | None:

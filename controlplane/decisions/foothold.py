@@ -1,11 +1,10 @@
 """What is done for a model while it waits for a place: all of the way up that needs none."""
 
-from controlplane.decisions import images, room, standing
+from controlplane.decisions import hostroom, images, room, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.events import InstanceDirected
 from controlplane.fleet.members import Instance, Model
-from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
@@ -40,4 +39,4 @@ def prepare(draft: Draft, model: Model, found: Plan, board: Board, operation: st
 def _can_rise(fleet: Fleet, instance: Instance) -> bool:
     usable = any(image.state == "ok" for image in images.of(fleet, instance))
     saved = instance.rung is Rung.SAVED and standing.idle(fleet, instance)
-    return saved and usable and no_checkpoint(fleet, instance) is None
+    return saved and usable and hostroom.unable(fleet, instance) is None

@@ -109,7 +109,10 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
     return None
 
 
-def save(draft: Draft, instance: Instance, code: str, *, operation: str | None = None, because: int | None = None) -> bool:
+def save(
+    draft: Draft, instance: Instance, code: str, *, operation: str | None = None, because: int | None = None,
+    victim_of: str | None = None,
+) -> bool:  # fmt: skip
     """Direct it to disk, if that is possible now; False: it needs a place for the proof of a new image, and there is none.
 
     For an operation (an operator's) an idle holder of its device is sent to sleep, so that there will be.
@@ -126,6 +129,7 @@ def save(draft: Draft, instance: Instance, code: str, *, operation: str | None =
         InstanceDirected(
             node=instance.node, instance=instance.instance, rung=Rung.SAVED, grant=grant, code=code, model=instance.model,
             revision=instance.revision, need_bytes=_need(fleet, instance, model) if instance.grant is None and grant else 0,
+            victim_of=victim_of,
         ),
         operation=operation, because=because,
     )  # fmt: skip

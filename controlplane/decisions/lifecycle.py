@@ -62,11 +62,11 @@ def up(draft: Draft, report: ReportUp) -> None:
 
 
 def slept(draft: Draft, report: ReportSlept) -> None:
-    instance, directive = _answered(draft, report, Rung.UP if report.code else Rung.SLEEP)
+    instance, directive = _answered(draft, report, *((Rung.UP, Rung.CHECKPOINT) if report.code else (Rung.SLEEP,)))
     if instance.directive_settled:
         return
     number = directive.number
-    if report.code:  # it could not come up and has gone back to sleep by itself: as if it had been told to
+    if report.code:  # it could not get there and has gone back to sleep by itself: as if it had been told to
         number = descent.direct(
             draft, instance, Rung.SLEEP, report.code, operation=directive.operation, because=directive.number
         )  # fmt: skip
@@ -79,25 +79,40 @@ def slept(draft: Draft, report: ReportSlept) -> None:
     )  # fmt: skip
     _return_grant(draft, instance, directive.operation)
     _measured(draft, instance, report.bytes_used, directive)
-    if report.code and directive.model is not None:
-        told = f"{report.message}; its skeleton sleeps on"
-        set_back(draft, directive.model, directive.revision, code=report.code, message=told, operation=directive.operation)
+    if report.code:
+        _fell_short(draft, directive, report.code, f"{report.message}; its skeleton sleeps on")
     _settled(draft)
 
 
 def checkpointed(draft: Draft, report: ReportCheckpointed) -> None:
-    instance, directive = _answered(draft, report, Rung.CHECKPOINT)
+    instance, directive = _answered(draft, report, *((Rung.UP, Rung.SAVED, Rung.SLEEP) if report.code else (Rung.CHECKPOINT,)))
     if instance.directive_settled:
         return
+    number = directive.number
+    if report.code:  # its device had no room for it, so it stays off it: as if it had been told to
+        number = descent.direct(
+            draft, instance, Rung.CHECKPOINT, report.code, operation=directive.operation, because=directive.number
+        )  # fmt: skip
     draft.emit(
         InstanceCheckpointed(
-            node=report.node, instance=report.instance, directive=report.directive, pid=report.pid, took_ms=report.took_ms,
+            node=report.node, instance=report.instance, directive=number, pid=report.pid, took_ms=report.took_ms,
             host_bytes=report.host_bytes, image=report.image, steps=report.steps,
         ),
-        operation=directive.operation, because=directive.number,
+        operation=directive.operation, because=number,
     )  # fmt: skip
     _return_grant(draft, instance, directive.operation)
+    if report.code:
+        _fell_short(draft, directive, report.code, f"{report.message}; its skeleton waits off its device")
     _settled(draft)
+
+
+def _fell_short(draft: Draft, directive: Directive, code: str, message: str) -> None:
+    """It could not get to where it was directed, and is well: only what was asked of it has failed."""
+    if directive.rung is Rung.UP and directive.model is not None:
+        set_back(draft, directive.model, directive.revision, code=code, message=message, operation=directive.operation)
+    asked = draft.fleet.operations.get(directive.operation or "")
+    if asked is not None and asked.kind in ("checkpoint", "save", "move"):
+        fail(draft, asked, code, message)
 
 
 def saved(draft: Draft, report: ReportSaved) -> None:
@@ -183,14 +198,14 @@ def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str,
 
 
 def _answered(
-    draft: Draft, report: ReportUp | ReportSlept | ReportCheckpointed | ReportSaved, rung: Rung
+    draft: Draft, report: ReportUp | ReportSlept | ReportCheckpointed | ReportSaved, *rungs: Rung
 ) -> tuple[Instance, Directive]:
     """The instance and the directive that the report answers. Raises Refused (STALE) when that is not its last one."""
     instance = draft.fleet.instances.get(report.instance)
     directive = instance.directive if instance else None
     if instance is None or directive is None or instance.node != report.node:
         raise _stale(report)
-    if directive.number != report.directive or directive.rung is not rung:
+    if directive.number != report.directive or directive.rung not in rungs:
         raise _stale(report)
     return instance, directive
 

@@ -5,7 +5,7 @@ Each is an operation until the state is as asked, or can't be.
 
 from controlplane import ids
 from controlplane.commands import Checkpoint, Load, Retry, Save, Sleep, Stop
-from controlplane.decisions import descent, images, moves, standing
+from controlplane.decisions import descent, hostroom, images, moves, standing
 from controlplane.decisions.admission import check_servable, known
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.schedule import advance
@@ -44,7 +44,13 @@ def checkpoint(draft: Draft, command: Checkpoint) -> None:
     for instance in draft.fleet.instances.values():
         if instance.model == model.model and (why := no_checkpoint(draft.fleet, instance)) is not None:
             raise Refused(Code.NOT_AVAILABLE, why, reason=NO_CUDA, instance=instance.instance)
+        if _goes_off(instance, model.model) and (why := hostroom.lacking(draft.fleet, instance)) is not None:
+            raise Refused(Code.NOT_AVAILABLE, why, reason=hostroom.NO_HOST_MEMORY, instance=instance.instance)
     _descend(draft, command.model, "checkpoint", "nothing of it was on a device")
+
+
+def _goes_off(instance: Instance, model: str) -> bool:
+    return instance.model == model and instance.rung in (Rung.UP, Rung.SLEEP)
 
 
 def save(draft: Draft, command: Save) -> None:
@@ -88,6 +94,8 @@ def pursue(draft: Draft) -> None:
             elif directive.number < operation.order and concerned(instance, operation):
                 open_still = True
                 _direct(draft, instance, operation)
+                if operation.operation not in draft.fleet.operations:
+                    break
         if not open_still:
             succeed(draft, operation)
     for operation in [o for o in draft.fleet.operations.values() if o.kind == "move"]:
@@ -122,6 +130,9 @@ def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
     if operation.kind == "save":
         images.save(draft, instance, "operator", operation=operation.operation, because=operation.order)
         return  # if there is no place for it now, the next tick asks again
+    if operation.kind == "checkpoint" and (why := hostroom.lacking(draft.fleet, instance)) is not None:
+        fail(draft, operation, hostroom.NO_HOST_MEMORY, why)  # another has taken the room since it was asked for
+        return
     rung = Rung.COLD if stopping else Rung.CHECKPOINT if operation.kind == "checkpoint" else Rung.SLEEP
     descent.direct(draft, instance, rung, "operator", operation=operation.operation, because=operation.order)
 

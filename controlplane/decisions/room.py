@@ -7,7 +7,7 @@ beyond that is sent away now, least recently used first; the climb waits until t
 import msgspec
 from msgspec.structs import replace
 
-from controlplane.decisions import descent, standing
+from controlplane.decisions import descent, hostroom, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import device_bytes, held_bytes, on
@@ -50,8 +50,12 @@ def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Aske
     for sleeper in _sleepers(fleet, others, board):
         if missing <= 0:
             break
-        lower = Rung.COLD if no_checkpoint(fleet, sleeper) else Rung.CHECKPOINT
-        direct_away(draft, sleeper, lower, model.model, asked.operation)
+        if no_checkpoint(fleet, sleeper):
+            direct_away(draft, sleeper, Rung.COLD, model.model, asked.operation)
+        elif hostroom.lacking(draft.fleet, sleeper):
+            hostroom.below(draft, sleeper, "evicted", victim_of=model.model, operation=asked.operation)
+        else:
+            direct_away(draft, sleeper, Rung.CHECKPOINT, model.model, asked.operation)
         missing -= held_bytes(fleet, sleeper, device.device)
         told += 1
     if not going and not told and not (told := _evict(draft, others, missing, model.model, asked)):

@@ -1,6 +1,6 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
-from controlplane.decisions import descent, endings, images, operations, standing
+from controlplane.decisions import descent, endings, hostroom, images, operations, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
 from controlplane.decisions.room import in_use
@@ -16,11 +16,12 @@ from controlplane.spec import Idle
 
 def tick(draft: Draft) -> None:
     """1. End what has waited too long. 2. Move the queue on (back-offs may be over). 3. Send the idle down, once nobody wants
-    them. 4. Make stale images anew. 5. Watch transitions."""
+    them, and those that take too much of a host. 4. Make stale images anew. 5. Watch transitions."""
     _deadlines(draft)
     advance(draft)
     operations.pursue(draft)
     _idle(draft)
+    hostroom.relieve(draft)
     images.renew(draft)
     retire(draft)
     for instance in draft.fleet.instances.values():
@@ -71,12 +72,22 @@ def _idle(draft: Draft) -> None:
                 descent.direct(draft, instance, Rung.SLEEP, "idle")
         elif instance.rung is Rung.SLEEP and limits.checkpoint_ms is not None and not no_checkpoint(draft.fleet, instance):
             if draft.now - instance.since_ms >= limits.checkpoint_ms:
-                descent.direct(draft, instance, Rung.CHECKPOINT, "idle")
+                _off(draft, instance, limits)
         elif instance.rung is not Rung.SAVED and limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
             if draft.now - instance.since_ms >= limits.saved_ms:
                 images.save(draft, instance, "idle")
         elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
             descent.direct(draft, instance, Rung.COLD, "idle")
+
+
+def _off(draft: Draft, instance: Instance, limits: Idle) -> None:
+    """To `checkpoint`; where its host has no room for it, past it if its model may go to disk, else it sleeps on."""
+    if not hostroom.lacking(draft.fleet, instance):
+        descent.direct(draft, instance, Rung.CHECKPOINT, "idle")
+    elif limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
+        images.save(draft, instance, "idle")
+    elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
+        descent.direct(draft, instance, Rung.COLD, "idle")
 
 
 def retire(draft: Draft) -> None:

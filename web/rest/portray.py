@@ -9,6 +9,7 @@ from controlplane.rungs import Activity, Rung
 from controlplane.spec import CELLS
 from controlplane.subjects import NodeBeat, Progress
 from web.rest import shapes
+from web.views.hostmemory import host
 
 
 def nodes(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.NodeView]:
@@ -17,6 +18,7 @@ def nodes(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.NodeView]:
             node=node.node, address=node.address, heard=node.heard, version=node.version,
             pool_budget_bytes=node.pool_budget_bytes,
             pool_used_bytes=beats[node.node].pool_used_bytes if node.node in beats else None,
+            host=host(fleet, beats, node.node),
             devices=sorted(device.device for device in fleet.devices.values() if device.node == node.node),
             instances=sorted(instance.instance for instance in fleet.instances.values() if instance.node == node.node),
         )

@@ -5,6 +5,7 @@ import msgspec
 from controlplane.rungs import Activity, Rung
 from controlplane.spec import ModelFacts, ModelSpec
 from controlplane.subjects import DeviceBytes
+from web.views.hostmemory import HostView
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     pool_budget_bytes: int
     pool_used_bytes: int | None
     """None: no beat yet."""
+    host: HostView
     devices: list[str]
     instances: list[str]
 

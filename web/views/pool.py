@@ -8,6 +8,7 @@ from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from web.views.figures import percent
+from web.views.hostmemory import host
 from web.views.hues import hues
 from web.views.images import ImageView, images
 
@@ -41,6 +42,10 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int
     width: float
     ok: bool
+    off_bytes: int
+    """Memory of the host that engines off their devices take."""
+    off_limit_bytes: int | None
+    """What they may; what the host can still give is left out: it changes all the time, and pages are painted anew for it."""
     measured: bool
     """False: no beat yet; `used_bytes` is the sum of the sets."""
     sets: tuple[SetView, ...]
@@ -53,10 +58,11 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> tuple[PoolView, ...]:
-    return tuple(_pool(fleet, beats.get(node), node) for node in sorted(fleet.nodes))
+    return tuple(_pool(fleet, beats, node) for node in sorted(fleet.nodes))
 
 
-def _pool(fleet: Fleet, beat: NodeBeat | None, node: str) -> PoolView:
+def _pool(fleet: Fleet, beats: Mapping[str, NodeBeat], node: str) -> PoolView:
+    beat, off = beats.get(node), host(fleet, beats, node)
     held = sorted((w for w in fleet.weights.values() if w.node == node), key=lambda w: (-w.used_ms, w.weight_set))
     budget = beat.pool_budget_bytes if beat else fleet.nodes[node].pool_budget_bytes
     used = beat.pool_used_bytes if beat else sum(w.size_bytes for w in held)
@@ -79,6 +85,7 @@ def _pool(fleet: Fleet, beat: NodeBeat | None, node: str) -> PoolView:
         )
     return PoolView(
         node=node, used_bytes=used, budget_bytes=budget, width=percent(used, budget), ok=beat.pool_ok if beat else True,
+        off_bytes=off.checkpointed_bytes, off_limit_bytes=off.checkpoint_bytes,
         measured=beat is not None, sets=tuple(sets), sleepers=_sleepers(fleet, node),
         images=images(fleet, node), no_images=fleet.nodes[node].no_images,
         image_bytes=sum(i.size_bytes for i in fleet.images.values() if i.node == node),

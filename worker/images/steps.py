@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
+from controlplane.rungs import Rung
 from worker import checkpoint, hostmemory, knownanswer, occupancy
 from worker.checkpoint import holder
 from worker.desired import Wanted
@@ -77,7 +78,9 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     await asyncio.to_thread(cabinet.store.used, image)
     local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image)
     local.note(image=image, checked=False, woken_for=None)
-    local.restored_from = image
+    local.restored_from, local.host_bytes = image, 0
+    if wanted.directive is not None and wanted.directive.rung is Rung.CHECKPOINT:
+        await checkpoint.weigh(local)
     return manifest.size_bytes
 
 
@@ -124,7 +127,10 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
         await _give_up(local, image, wanted, "no_space" if error.errno == errno.ENOSPC else "image_failed", str(error))
         raise StepFailed("image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
-        await _give_up(local, image, wanted, failure.code, failure.message)
+        if failure.code == "no_device_memory":  # the image may be as good as any; there was no room to prove it
+            await asyncio.to_thread(cabinet.store.discard, image)
+        else:
+            await _give_up(local, image, wanted, failure.code, failure.message)
         raise
     finally:
         if settling is not None:  # a thread can't be stopped, and must not meet the next draft of this image

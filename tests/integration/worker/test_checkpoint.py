@@ -13,11 +13,13 @@ import pytest
 from controlplane.commands import Checkpoint, Load, Retry, Save, Sleep
 from controlplane.events import ImageFailed, InstanceCheckpointed, InstanceFailed, InstanceUp, OperationFailed
 from controlplane.fleet import Instance
+from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.workshop import MIB, QUICK, Plant
-from worker import checkpoint, gpus
+from worker import checkpoint, gpus, hostmemory
 from worker.cuda.operation import Theatre
 from worker.failure import StepFailed
+from worker.local import LocalInstance
 from worker.moves import EngineState
 
 pytestmark = pytest.mark.timeout(120)
@@ -90,7 +92,7 @@ async def test_the_next_worker_finds_it_and_brings_it_back(plane: Plant) -> None
 @pytest.mark.parametrize("fault", ["restore_fails:1", "restore_hangs:1"])
 async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does_not_notice(plane: Plant, fault: str) -> None:
     """C17; C26 where the driver's call never returns."""
-    plane.deadlines = msgspec.structs.replace(QUICK, cuda_restore=3.0)
+    plane.deadlines = msgspec.structs.replace(QUICK, cuda_restore=6.0)  # a tenth of it is left for the way back
     await plane.restart_worker()
     first = await up(plane, fail=fault)
     await take_off(plane)
@@ -122,22 +124,109 @@ async def test_a_restore_that_fails_is_followed_by_the_image_if_there_is_one(pla
     assert await says(plane, again, "hello") == "You said: hello"
 
 
-async def test_c17_a_restore_for_which_there_is_no_room_is_not_begun(plane: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    await up(plane)
+def no_room_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room is asked of a driver, and the twin has none."""
+    monkeypatch.setattr(checkpoint, "FREE_S", 0.0)
+    monkeypatch.setattr(gpus, "free_bytes", lambda device: 4096)
+    real = checkpoint._room
+
+    async def asked(local: LocalInstance, where: Theatre) -> None:
+        await real(local, Theatre())
+
+    monkeypatch.setattr(checkpoint, "_room", asked)
+
+
+async def test_c17_a_restore_for_which_there_is_no_room_is_not_begun_and_the_engine_stays_as_it_is(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await up(plane)
+    off = await take_off(plane)
+    need = plane.record(off.instance).skeleton_bytes
+    with monkeypatch.context() as full:
+        no_room_on_the_device(full)
+        request, _ = plane.admit("a")
+        back = await plane.until(lambda: plane.of_type(InstanceCheckpointed)[1:])
+        assert plane.fleet.instances[off.instance].rung is Rung.CHECKPOINT
+        assert not plane.fleet.grants, "the device is somebody else's"
+        assert request in plane.fleet.requests, "its caller waits on"
+        assert letter(off.pid) == "T"
+    set_back = plane.fleet.models["a"].set_back
+    assert set_back is not None and set_back.code == "no_device_memory"
+    assert "4096 are free" in set_back.message
+    assert int(re.findall(r"needs (\d+) bytes", set_back.message)[0]) > need
+    assert [event.host_bytes > MIB for event in back] == [True]
+    plane.order(Retry(model="a"))
+    await plane.until(lambda: plane.fleet.requests[request].instance == off.instance)
+    again = plane.fleet.instances[off.instance]
+    assert (again.rung, again.pid) == (Rung.UP, first.pid), "the very process"
+    assert not plane.of_type(InstanceFailed)
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_one_that_stayed_off_its_device_is_found_so_by_the_next_worker(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await up(plane)
     off = await take_off(plane)
     with monkeypatch.context() as full:
-        full.setattr(checkpoint, "theatre", lambda local: Theatre())  # the room is asked of a driver, and the twin has none
-        full.setattr(checkpoint, "FREE_S", 0.0)
-        full.setattr(checkpoint, "_back", None)
-        full.setattr(gpus, "free_bytes", lambda device: 4096)
-        need = plane.record(off.instance).skeleton_bytes
+        no_room_on_the_device(full)
         plane.order(Load(model="a"))
-        failed = (await plane.until(lambda: plane.of_type(InstanceFailed)))[-1]
-    assert (failed.instance, failed.step, failed.code) == (off.instance, "cuda_restore", "no_device_memory")
-    assert "4096 are free" in failed.message
-    assert int(re.findall(r"needs (\d+) bytes", failed.message)[0]) > need
+        await plane.until(lambda: plane.of_type(OperationFailed))
+    await plane.restart_worker()
+    assert plane.fleet.instances[off.instance].rung is Rung.CHECKPOINT
     plane.order(Retry(model="a"))
+    assert (await plane.load("a")).pid == first.pid
+
+
+async def test_an_image_that_could_not_be_proved_for_want_of_room_is_not_blamed(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images_possible(plane)
+    first = await up(plane)
+    with monkeypatch.context() as full:
+        no_room_on_the_device(full)
+        plane.order(Save(model="a"))
+        await plane.until(lambda: plane.of_type(OperationFailed))
+    assert plane.of_type(OperationFailed)[-1].code == "no_device_memory"
+    assert not plane.of_type(ImageFailed) and not plane.of_type(InstanceFailed)
+    assert plane.fleet.instances[first.instance].rung is Rung.CHECKPOINT
+    assert list((plane.data / "images").iterdir()) == []
+    plane.order(Save(model="a"))
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.SAVED)
     assert await says(plane, await plane.load("a"), "hello") == "You said: hello"
+
+
+async def test_without_memory_of_the_host_it_sleeps_on_and_both_numbers_are_said(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await up(plane)
+    with monkeypatch.context() as full:
+        full.setattr(hostmemory, "available_bytes", lambda: 4096)
+        plane.order(Checkpoint(model="a"))
+        await plane.until(lambda: plane.of_type(OperationFailed))
+    failed = plane.of_type(OperationFailed)[-1]
+    assert failed.code == "no_memory"
+    assert re.search(r"needs \d{5,} bytes of the host, which has 4096", failed.message)
+    asleep = plane.fleet.instances[first.instance]
+    assert (asleep.rung, asleep.pid) == (Rung.SLEEP, first.pid)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed)
+    assert (await plane.load("a")).pid == first.pid
+
+
+async def test_engines_off_their_devices_are_in_the_hosts_ledger_and_bounded_by_it(plane: Plant) -> None:
+    plane.checkpoint_bytes = 1 << 40
+    await plane.restart_worker()
+    await up(plane)
+    off = await take_off(plane)
+    pages = hostmemory.taken_by(off.pid or 0)
+    assert off.host_bytes == pytest.approx(pages, rel=0.05), "all that its processes take, as the kernel counts it"
+    assert (await plane.load("a")).host_bytes == 0
+    plane.checkpoint_bytes = off.host_bytes - 1
+    await plane.restart_worker()
+    with pytest.raises(Refused) as refused:
+        plane.order(Checkpoint(model="a"))
+    assert refused.value.details["reason"] == "no_host_memory"
+    assert str(off.host_bytes) in refused.value.message and str(off.host_bytes - 1) in refused.value.message
 
 
 async def test_an_image_whose_engine_does_not_come_back_to_its_gpu_proves_nothing(plane: Plant) -> None:

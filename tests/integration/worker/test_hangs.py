@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controlplane.commands import Sleep
+from controlplane.commands import Checkpoint, Sleep
 from controlplane.events import GrantReturned, InstanceFailed, InstanceUp
 from controlplane.rungs import Rung
 from tests.workshop import DEVICE, QUICK, Plant, plant
@@ -89,6 +89,20 @@ async def test_a_holder_that_hangs_is_ended_with_its_engine(plane: Plant, freeze
     freeze(plane.record(up.instance).holder)
     failed = await failure(plane)
     assert (failed.code, failed.rung) == ("holder_died", Rung.UP)
+    assert "hangs" in failed.message
+    nothing_left(plane)
+
+
+async def test_a_holder_that_hangs_while_its_engine_is_off_its_device_is_found_though_nobody_asks_for_it(
+    plane: Plant, freeze: Any
+) -> None:
+    await plane.register("a", gpu=True)
+    up = await plane.load("a")
+    plane.order(Checkpoint(model="a"))
+    await plane.until(lambda: (off := plane.only()) and off.rung is Rung.CHECKPOINT)
+    freeze(plane.record(up.instance).holder)
+    failed = await failure(plane)
+    assert (failed.code, failed.rung) == ("holder_died", Rung.CHECKPOINT)
     assert "hangs" in failed.message
     nothing_left(plane)
 

@@ -2,13 +2,18 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from controlplane.commands import (
     Admit,
+    ApplySettings,
     Checkpoint,
     End,
     EndRequests,
     Load,
+    Move,
     RegisterModel,
+    ReportCheckpointed,
     ReportFailed,
     ReportImageBuilt,
     ReportModel,
@@ -18,7 +23,8 @@ from controlplane.commands import (
     Sleep,
     Tick,
 )
-from controlplane.events import InstanceDirected
+from controlplane.decisions import hostroom
+from controlplane.events import InstanceDirected, NodeLimits
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle, ModelFacts, ModelSpec
@@ -196,6 +202,144 @@ def test_a_failed_checkpoint_ends_the_operation_and_the_instance() -> None:
         node="n1", instance=name, directive=number, rung=Rung.UP, step="checkpoint", code="step_deadline", message="lock hung"
     )
     story.when(report).then("InstanceFailed", "GrantReturned", ("OperationFailed", {"code": "step_deadline"}))
+
+
+def limited(story: Story, limit: int | None) -> Story:
+    """Engines off their devices may take that much of the node's memory."""
+    return story.given(
+        ApplySettings(path="e.toml", digest="d", models=(), node="n1", limits=NodeLimits(checkpoint_bytes=limit))
+    )
+
+
+def test_engines_off_their_devices_take_no_more_of_the_host_than_they_may() -> None:
+    story = limited(house(size=HALF), 250)
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a")).report_checkpointed(name, host_bytes=150)
+    assert hostroom.held_bytes(story.fleet, "n1") == 150
+    with_models(story, spec("b", size=HALF, gpu=True)).bring_up("b")
+    other = story.instance_of("b").instance
+    story.given(Sleep(model="b")).report_slept(other, bytes_used=120)
+    story.when(Checkpoint(model="b")).then_refused(Code.NOT_AVAILABLE, reason="no_host_memory")
+    assert story.refused is not None
+    assert "needs 120 bytes" in str(story.refused) and "take 250, and 150 are taken" in str(story.refused)
+    limited(story, 270).when(Checkpoint(model="b")).then("OperationRequested", "InstanceDirected")
+    assert hostroom.held_bytes(story.fleet, "n1") == 270, "promised to the one on its way"
+    story.report_checkpointed(other, host_bytes=130)
+    assert hostroom.held_bytes(story.fleet, "n1") == 280, "measured is more than was promised"
+    story.when(Tick()).then(("InstanceDirected", {"instance": name, "rung": Rung.COLD, "code": "no_host_memory"}))
+    story.when(Tick()).then_nothing()
+
+
+def test_what_one_of_its_kind_took_is_what_the_next_will_need() -> None:
+    story = limited(house(), 1000)
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a")).report_checkpointed(name, host_bytes=70)
+    story.bring_up("a")
+    assert hostroom.need_bytes(story.fleet, story.fleet.instances[name]) == 70
+    limited(story, 69).when(Checkpoint(model="a")).then_refused(Code.NOT_AVAILABLE, reason="no_host_memory")
+    limited(story, None).when(Checkpoint(model="a")).then("OperationRequested", "InstanceDirected")
+
+
+def test_a_sleeper_in_the_way_goes_past_the_host_where_it_has_no_room() -> None:
+    story = limited(with_models(house(size=HALF), spec("big")), 100)
+    name = story.instance_of("a").instance
+    saved(story, name).bring_up("a")
+    story.given(Sleep(model="a")).report_slept(name, bytes_used=200)
+    story.when(Load(model="big"))
+    _, directed = story.directive(name)
+    assert (directed.rung, directed.victim_of) == (Rung.SAVED, "big"), "its image is good: only its process ends"
+    bare = limited(with_models(house(size=HALF), spec("big")), 100)
+    name = bare.instance_of("a").instance
+    bare.given(Sleep(model="a")).report_slept(name, bytes_used=200)
+    bare.when(Load(model="big"))
+    assert bare.directive(name)[1].rung is Rung.COLD
+
+
+def test_idle_past_its_time_without_room_it_goes_to_disk_where_that_is_asked_for_or_sleeps_on() -> None:
+    story = limited(house(size=700, sleep_ms=MINUTE, checkpoint_ms=MINUTE, saved_ms=10 * MINUTE), 10)
+    name = story.instance_of("a").instance
+    story.given(Tick(), after_ms=MINUTE).report_slept(name, bytes_used=50)
+    story.when(Tick(), after_ms=MINUTE).then("GrantGiven", ("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+    other = limited(house(size=700, sleep_ms=MINUTE, checkpoint_ms=MINUTE, cold_ms=5 * MINUTE), 10)
+    name = other.instance_of("a").instance
+    other.given(Tick(), after_ms=MINUTE).report_slept(name, bytes_used=50)
+    other.when(Tick(), after_ms=MINUTE).then_nothing()
+    other.when(Tick(), after_ms=4 * MINUTE).then(("InstanceDirected", {"rung": Rung.COLD}))
+
+
+def test_a_waiter_stays_on_disk_where_the_host_has_no_room_for_it() -> None:
+    story = with_models(house(), spec("b"))
+    name = story.instance_of("a").instance
+    saved(story, name).bring_up("b")
+    busy(story, "b")
+    limited(story, 1)
+    story.when(Load(model="a"))
+    assert story.fleet.instances[name].rung is Rung.SAVED
+    assert story.directive(name)[1].rung is Rung.SAVED
+
+
+def no_device_memory(story: Story, name: str) -> Story:
+    number, _ = story.directive(name)
+    return story.when(
+        ReportCheckpointed(
+            node="n1", instance=name, directive=number, pid=1, took_ms=1, host_bytes=7, code="no_device_memory",
+            message="the engine needs 9 bytes of dev0 to come back, 8 are free",
+        )
+    )  # fmt: skip
+
+
+def test_one_that_finds_no_room_on_its_device_stays_off_it_and_its_callers_wait_on() -> None:
+    """C17, before the driver was asked anything."""
+    story = house()
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a")).report_checkpointed(name)
+    request = Admit(request="req_1", model="a", gateway="gw_1", kind="chat", streamed=True, prompt_bytes=9)
+    story.given(request)
+    no_device_memory(story, name).then(
+        ("InstanceDirected", {"rung": Rung.CHECKPOINT, "code": "no_device_memory"}), "InstanceCheckpointed", "GrantReturned",
+        ("ModelSetBack", {"code": "no_device_memory"}), ("RequestQueued", {"code": "backing_off"}),
+    )  # fmt: skip
+    assert "req_1" in story.fleet.requests
+    assert not story.fleet.grants
+    set_back = story.fleet.models["a"].set_back
+    assert set_back is not None and "needs 9 bytes" in set_back.message and "8 are free" in set_back.message
+    story.when(Tick(), after_ms=set_back.retry_at_ms - story.now)
+    _, directed = story.directive(name)
+    assert (directed.rung, directed.model) == (Rung.UP, "a"), "after the back-off it is tried again"
+    story.report_up("a")
+    assert story.fleet.requests["req_1"].instance == name
+
+
+def test_a_move_or_a_save_that_finds_no_room_fails_and_the_skeleton_lives_on() -> None:
+    story = house(devices=2)
+    name, device = story.instance_of("a").instance, story.instance_of("a").device
+    other = next(d for d in story.fleet.devices if d != device)
+    story.given(Move(what="a", device=other))
+    no_device_memory(story, name).then(
+        "InstanceDirected", "InstanceCheckpointed", "GrantReturned", "GrantReturned", "ModelSetBack",
+        ("OperationFailed", {"kind": "move", "code": "no_device_memory"}),
+    )  # fmt: skip
+    instance = story.fleet.instances[name]
+    assert (instance.rung, instance.grants, instance.directive_settled) == (Rung.CHECKPOINT, (), True)
+    second = house()
+    name = second.instance_of("a").instance
+    second.given(Save(model="a"))
+    no_device_memory(second, name).then(
+        "InstanceDirected", "InstanceCheckpointed", "GrantReturned", ("OperationFailed", {"kind": "save"})
+    )
+    assert second.fleet.models["a"].set_back is None
+
+
+def test_one_that_the_host_has_no_memory_for_sleeps_on_and_its_operation_fails() -> None:
+    story = house()
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a"))
+    report = replace(story.slept_report(name, bytes_used=50), code="no_memory", message="needs 9 bytes, the host has 8")
+    story.when(report).then(
+        ("InstanceDirected", {"rung": Rung.SLEEP, "code": "no_memory"}), "InstanceSlept", "GrantReturned", "SkeletonMeasured",
+        ("OperationFailed", {"code": "no_memory"}),
+    )  # fmt: skip
+    assert story.fleet.instances[name].rung is Rung.SLEEP
 
 
 def directed_number(story: Story, name: str) -> int:
