@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
-from blake3 import blake3
 
 from pool.arena import Draft
 from pool.layout import PAGE, native_digest, weight_set_id
@@ -16,11 +15,15 @@ from pool.manifest import Manifest, Origin
 from pool.messages import Deposit, Staged, Tensor
 from pool.residency import Refused
 from pool.safetensors import BadSource, read_source
-from pool.stage import CHUNK_BYTES, READERS, Progress, read_into
+from pool.stage import DIGEST_BYTES, READERS, Progress, digest_of
 from pool.stagings import Stagings
 
 DIGESTERS = max(2, min(16, (os.cpu_count() or 2) * 3 // 4))
 """2 GB/s each, beside an engine that writes and waits for them."""
+LARGE_BYTES = 256 << 20
+"""A tensor from here on is digested by several threads: if it comes last, all the others wait for it."""
+LARGE_PIECE = 16 << 20
+LARGE_THREADS = max(1, min(4, (os.cpu_count() or 2) // 4))
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 
 
@@ -152,13 +155,10 @@ class Digests:
         self._threads.shutdown(cancel_futures=True)
 
     def _digested(self, tensor: Tensor) -> Tensor:
-        buffer, digest = memoryview(bytearray(min(CHUNK_BYTES, tensor.size_bytes))), blake3()
-        for at in range(0, tensor.size_bytes, CHUNK_BYTES):
-            chunk = buffer[: min(CHUNK_BYTES, tensor.size_bytes - at)]
-            read_into(self._draft.fds[tensor.segment], chunk, tensor.offset + at)
-            digest.update(chunk)
-            self.progress.advance(len(chunk))
-        return msgspec.structs.replace(tensor, digest=digest.hexdigest())
+        large = tensor.size_bytes >= LARGE_BYTES
+        buffer = memoryview(bytearray(min(LARGE_PIECE if large else DIGEST_BYTES, max(tensor.size_bytes, 1))))
+        fd, threads = self._draft.fds[tensor.segment], LARGE_THREADS if large else 1
+        return msgspec.structs.replace(tensor, digest=digest_of(fd, tensor, buffer, self.progress, threads=threads))
 
 
 def _staged(manifest: Manifest, begun: float, read_bytes: int) -> Staged:

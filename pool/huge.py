@@ -25,6 +25,12 @@ def allocate(fd: int, offset: int, size: int) -> None:
     os.posix_fallocate(fd, offset, size)  # what is missing
 
 
+def in_huge_pages(fd: int, size: int) -> bool:
+    """Whether the first bytes of a writable file lie in huge pages, but for less than one at the end; now, if not before."""
+    whole = size // HUGE_PAGE * HUGE_PAGE
+    return bool(whole) and collapse(fd, 0, whole)
+
+
 def _huge(fd: int, offset: int, size: int) -> bool:
     """Whether the range is in huge pages now; if not, some of its pages may be there."""
     os.posix_fallocate(fd, offset, PAGE)

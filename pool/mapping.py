@@ -48,11 +48,31 @@ def _hide(address: int, size: int) -> None:
 
 
 def map_shared(fd: int, size: int) -> int:
-    """Map a file's first bytes for reading and writing wherever there is room; closes the descriptor. Raises OSError."""
+    """Map a file's first bytes for reading and writing wherever there is room; closes the descriptor. Raises OSError.
+
+    It starts on a huge page: elsewhere the kernel maps even huge pages as 512 small ones, and fills and pins them one by one
+    (measured: 200 ms a GiB instead of 1).
+    """
+    size = -(-size // PAGE) * PAGE
     try:
-        return _map(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd)
+        start = _map(None, size + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+        address = -(-start // HUGE_PAGE) * HUGE_PAGE
+        try:
+            _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        except OSError:
+            unmap(start, size + HUGE_PAGE)
+            raise
     finally:
         os.close(fd)
+    if address > start:
+        unmap(start, address - start)
+    unmap(address + size, start + HUGE_PAGE - address)
+    return address
+
+
+def window(address: int, size: int) -> memoryview:
+    """Mapped bytes to read and write, without a copy. Nobody may use it once they are unmapped."""
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def unmap(address: int, size: int) -> None:
