@@ -59,11 +59,15 @@ def dump_argv(criu: str, pid: int, directory: str, nothing: str) -> list[str]:
     ]  # fmt: skip
 
 
-def restore_argv(criu: str, directory: str, work: str, nothing: str) -> list[str]:
-    """Bring the tree back as a child of whoever runs this. What CRIU says goes to `work`, not to the image."""
+def restore_argv(criu: str, directory: str, work: str, nothing: str, script: str = "") -> list[str]:
+    """Bring the tree back as a child of whoever runs this. What CRIU says goes to `work`, not to the image.
+
+    `script` is run at each stage of it, and ends it by failing.
+    """
     return [
         criu, "restore", "-D", directory, "-W", work, "-o", "restore.log", "-v1", "--libdir", nothing,
         "--manage-cgroups=ignore", "--restore-detached", "--restore-sibling", *LEFT_BEHIND,
+        *(("--action-script", script) if script else ()),
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from worker.checkpoint import holder
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
-from worker.images import facts
+from worker.images import bulk, facts
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import MappedFile
 from worker.images.store import File, ImageBroken, Manifest
@@ -172,6 +172,7 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
             message = f"the disk ran full while it was written: {free} bytes are left in {cabinet.store.root}"
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
+    await asyncio.to_thread(bulk.lift, draft, held.inner_pid, local.directory.path)
     return held, mapped, gpu
 
 

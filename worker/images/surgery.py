@@ -16,7 +16,7 @@ from worker.engineport import EnginePort
 from worker.engines.messages import Fault, Park
 from worker.engines.parking import RELEASE
 from worker.holdermessages import Dump, Restore
-from worker.images import criu
+from worker.images import bulk, criu
 from worker.instancedir import InstanceDir
 
 POLL_S: Final = 0.002
@@ -93,8 +93,13 @@ class Surgery:
     async def restore(self, wanted: Restore) -> None:
         """Raises SurgeryFailed; then nothing of it is left."""
         _clear_way(Path(wanted.place))
-        log = self._directory.log("restore")
-        argv = criu.restore_argv(wanted.criu, wanted.directory, str(self._directory.path), str(self._nothing()))
+        log, work = self._directory.log("restore"), self._directory.path
+        script, mark = work / "refill.sh", work / "refilled"
+        mark.unlink(missing_ok=True)
+        refilling = bulk.script(Path(wanted.directory), wanted.pid, script, mark)
+        argv = criu.restore_argv(
+            wanted.criu, wanted.directory, str(work), str(self._nothing()), str(script) if refilling else ""
+        )
         with self._turn() as first:
             if not first:
                 raise SurgeryFailed("pid_taken", "another restore is under way on this node, and pids are shared by all")
@@ -102,6 +107,8 @@ class Surgery:
                 raise SurgeryFailed("pid_taken", f"pid {wanted.pid}, which the image needs, is another process's")
             try:
                 await self._run_criu(argv, log, "restore_failed", wanted.deadline_ms / 1000)
+                if refilling and not mark.exists():
+                    raise SurgeryFailed("restore_failed", "criu succeeded, and did not fill the memory")
                 if wanted.pid not in children():
                     raise SurgeryFailed("restore_failed", f"criu succeeded, and there is no process {wanted.pid}")
             except SurgeryFailed:

@@ -18,7 +18,7 @@ from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker import hostmemory, knownanswer, processes
 from worker.failure import StepFailed
-from worker.images import budget, steps
+from worker.images import budget, bulk, steps
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -87,6 +87,26 @@ async def test_criu_killed_in_the_middle_of_a_restore_leaves_no_orphan_and_a_col
     ours = {record.holder.pid, record.engine.pid, record.frontend.pid}
     assert set(plane.processes()) == ours
     assert [one.pid for one in processes.in_session(record.engine.pid)] == [record.engine.pid]
+
+
+@pytest.mark.parametrize("fault", ["truncate -s 4096 {image}/bulk-*.img", "rm {image}/bulk-*.map"])
+async def test_memory_that_is_not_filled_gives_a_restore_up(
+    plane: Plant, surgeon: Surgeon, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of an engine with half its memory ever runs: CRIU ends what it made, and a cold start follows."""
+    monkeypatch.setattr(bulk, "LEAST_BYTES", 1)
+    await plane.register("a")
+    await plane.load("a")
+    await save(plane, "a")
+    path, _ = manifest(plane)
+    surgeon.do("restore", fault.format(image=path))
+    up = await plane.load("a")
+    assert plane.of_type(InstanceUp)[-1].image is None
+    assert await says(plane, up, "whole") == "You said: whole"
+    record = plane.record(up.instance)
+    assert set(plane.processes()) == {record.holder.pid, record.engine.pid, record.frontend.pid}
+    log = plane.directory(up.instance).log("restore").read_text()
+    assert "refill" in log
 
 
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:

@@ -26,7 +26,7 @@ from pool.arena import READY
 from pool.place import place
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
-from worker.images import criu
+from worker.images import bulk, criu
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -78,6 +78,24 @@ async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(hou
     assert manifest(house)[1].size_bytes == made.size_bytes
     assert len(house.of_type(ImageBuilt)) == 1, "a skeleton that is on disk is not written again"
     assert len(house.of_type(InstanceSaved)) == 11
+
+
+async def test_the_bulk_of_the_memory_comes_back_beside_criu(house: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "LEAST_BYTES", 1)
+    await house.register("a")
+    before = await says(house, await house.load("a"), "in several threads")
+    await save(house, "a")
+    path, made = manifest(house)
+    size = {file.name: file.size_bytes for file in made.files}
+    left = sum(size[name] for name in size if name.startswith("pages-"))
+    assert size[f"bulk-{made.pid}.img"] > 4 * left, "what CRIU brings back itself is little"
+    for _ in range(2):
+        again = await house.load("a")
+        assert await says(house, again, "in several threads") == before
+        assert house.of_type(InstanceUp)[-1].image == path.name
+        filled = int((house.directory(again.instance).path / "refilled").read_text())
+        assert size[f"bulk-{made.pid}.img"] * 0.8 < filled <= size[f"bulk-{made.pid}.img"]
+        await save(house, "a")
 
 
 @pytest.mark.slow

@@ -1,0 +1,186 @@
+"""The bulk of an image's memory: what is taken out of CRIU's lists, and that it comes back to its place."""
+
+import ctypes
+import mmap
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from worker.images import bulk, records, refill
+from worker.images.bulk import PAGE, Run
+from worker.images.records import RecordsUnknown
+
+HEAD = struct.pack("<II", 0x54564319, 0x56084025)
+REGULAR_PRIVATE, HEAP, FILE_PRIVATE, STACK = 0x201, 0x221, 0x41, 0x203
+PID = 1001
+
+
+def within(number: int, body: bytes) -> bytes:
+    """A message as a field of another, of less than 128 bytes."""
+    return (
+        records.message([(number, 0)])[:-1].replace(bytes([number << 3]), bytes([number << 3 | 2])) + bytes([len(body)]) + body
+    )
+
+
+def area(start: int, pages: int, status: int = REGULAR_PRIVATE, flags: int = 0x22, prot: int = 3) -> bytes:
+    body = records.message([(1, start), (2, start + pages * PAGE), (3, 0), (4, 7), (5, prot), (6, flags), (7, status), (8, 1)])
+    return within(14, body)
+
+
+def entry(start: int, pages: int, flags: int = 4) -> bytes:
+    return records.message([(1, start), (2, pages), (4, flags), (5, pages)])
+
+
+class Dump:
+    """What CRIU leaves of a process, as far as it matters."""
+
+    def __init__(self, directory: Path, areas: list[bytes], entries: list[bytes], rseq: int = 0) -> None:
+        self.directory = directory
+        records.write(directory / f"mm-{PID}.img", HEAD, [records.message([(1, 1), (12, 3)]) + b"".join(areas)])
+        records.write(directory / f"pagemap-{PID}.img", HEAD, [records.message([(1, 5)]), *entries])
+        body = records.message([(1, rseq), (2, 32), (3, 9)])
+        thread = within(15, body)
+        records.write(directory / f"core-{PID}.img", HEAD, [records.message([(1, 1)]) + within(5, thread) * bool(rseq)])
+        count = sum(records.numbers(one)[5] for one in entries)
+        self.bytes = random.Random(1).randbytes(count * PAGE)
+        (directory / "pages-5.img").write_bytes(self.bytes)
+
+    def listed(self) -> list[tuple[int, int]]:
+        _, (_, *entries) = records.read(self.directory / f"pagemap-{PID}.img")
+        return [(one[1], one[5]) for one in map(records.numbers, entries)]
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "LEAST_BYTES", 1)
+
+
+def test_records_are_what_was_written_and_numbers_of_any_size_come_back(tmp_path: Path) -> None:
+    values = [(1, 0), (2, 127), (3, 128), (14, 1 << 47), (15, (1 << 64) - 1)]
+    records.write(tmp_path / "a", HEAD, [records.message(values), b""])
+    head, (first, empty) = records.read(tmp_path / "a")
+    assert (head, empty) == (HEAD, b"")
+    assert records.numbers(first) == dict(values)
+
+
+@pytest.mark.parametrize("broken", [b"", b"12345678", HEAD + b"\x09\0\0\0ab", HEAD + b"\x01"])
+def test_a_file_that_is_not_criu_s_is_known_as_such(tmp_path: Path, broken: bytes) -> None:
+    (tmp_path / "a").write_bytes(broken)
+    with pytest.raises(RecordsUnknown):
+        records.read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("record", [b"\x08", b"\x08\xff", b"\x0a\x05ab", b"\x0d\1", b"\x0b"])
+def test_a_record_that_ends_too_early_is_known_as_such(record: bytes) -> None:
+    with pytest.raises(RecordsUnknown):
+        records.numbers(record)
+
+
+def test_fields_of_fixed_size_are_passed_over() -> None:
+    assert records.numbers(b"\x09" + bytes(8) + b"\x15" + bytes(4) + b"\x18\x07") == {1: 0, 2: 0, 3: 7}
+
+
+def test_plain_memory_is_lifted_and_all_else_stays_with_criu(tmp_path: Path) -> None:
+    areas = [
+        area(0x10000, 4, FILE_PRIVATE, flags=0x02),
+        area(0x20000, 8),
+        area(0x30000, 4, HEAP),
+        area(0x40000, 4, prot=1),
+        area(0x50000, 4, flags=0x2022),  # locked
+        area(0x60000, 4, flags=0x4022),  # an arena
+        area(0x70000, 4, STACK, flags=0x122),
+    ]
+    entries = [
+        entry(0x11000, 1),
+        entry(0x20000, 3),
+        entry(0x24000, 1, 6),
+        *(entry(at, 2) for at in range(0x30000, 0x80000, 0x10000)),
+    ]
+    dump = Dump(tmp_path, areas, entries)
+    assert bulk.lift(tmp_path, PID, tmp_path) == 8 * PAGE
+    assert dump.listed() == [(0x11000, 1), (0x40000, 2), (0x50000, 2), (0x70000, 2)]
+    parts = [dump.bytes[at * PAGE : (at + many) * PAGE] for at, many in ((0, 1), (7, 2), (9, 2), (13, 2))]
+    assert (tmp_path / "pages-5.img").read_bytes() == b"".join(parts)
+    assert (tmp_path / f"bulk-{PID}.img").stat().st_size == len(dump.bytes)
+
+
+def test_a_page_that_the_kernel_writes_for_a_thread_stays_with_criu(tmp_path: Path) -> None:
+    dump = Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8)], [entry(0x10000, 1), entry(0x20000, 8)], 0x22FF0)
+    assert bulk.lift(tmp_path, PID, tmp_path) == 6 * PAGE
+    assert dump.listed() == [(0x10000, 1), (0x22000, 1), (0x23000, 1)]
+
+
+def test_what_is_not_understood_is_left_as_it_was(tmp_path: Path) -> None:
+    for entries in ([entry(0x20000, 8, 5)], [entry(0x20000, 8), b"\x0b"]):
+        dump = Dump(tmp_path, [area(0x20000, 8)], [entry(0x20000, 8)])
+        records.write(tmp_path / f"pagemap-{PID}.img", HEAD, [records.message([(1, 5)]), *entries])
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert bulk.lift(tmp_path, PID, tmp_path) == 0
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        assert not bulk.script(tmp_path, PID, tmp_path / "script", tmp_path / "mark")
+        del dump
+
+
+def test_where_no_refill_would_work_all_is_left_to_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refill.possible()
+    monkeypatch.setattr(refill, "possible", lambda: False)
+    Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8)], [entry(0x10000, 1), entry(0x20000, 8)])
+    assert bulk.lift(tmp_path, PID, tmp_path) == 0
+    monkeypatch.undo()
+    assert bulk.lift(tmp_path, PID, tmp_path) == 0, "too little"
+
+
+def test_little_memory_is_left_to_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "LEAST_BYTES", 9 * PAGE)
+    Dump(tmp_path, [area(0x20000, 8)], [entry(0x20000, 8)])
+    assert bulk.lift(tmp_path, PID, tmp_path) == 0
+    assert not (tmp_path / f"bulk-{PID}.map").exists()
+
+
+def test_every_byte_comes_back_to_its_place_whatever_the_number_of_threads(tmp_path: Path) -> None:
+    dice = random.Random(2)
+    size = 12 << 20
+    with mmap.mmap(-1, size) as room:
+        base = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        stored, runs, at, wanted = bytearray(), list[Run](), 0, bytearray(size)
+        while at < size:
+            many = min(dice.choice((1, 2, 3, 40, 700)) * PAGE, size - at)
+            if dice.random() < 0.8:
+                part = dice.randbytes(many)
+                runs.append(Run(base + at, many, len(stored)))
+                wanted[at : at + many] = part
+                stored += part
+            stored += b"\0" * PAGE * dice.randrange(2)  # what CRIU kept
+            at += many
+        (tmp_path / f"bulk-{os.getpid()}.img").write_bytes(stored)
+        (tmp_path / f"bulk-{os.getpid()}.map").write_bytes(bulk.table(runs))
+        for threads in (1, 4):
+            room[:] = bytes(size)
+            assert refill.refill(str(tmp_path), os.getpid(), threads) == sum(run.size for run in runs)
+            assert room[:] == wanted
+
+
+def test_what_can_t_be_filled_fails_with_the_kernel_s_reason(tmp_path: Path) -> None:
+    name = tmp_path / f"bulk-{os.getpid()}"
+    name.with_suffix(".img").write_bytes(bytes(PAGE))
+    name.with_suffix(".map").write_bytes(bulk.table([Run(PAGE, PAGE, 0)]))
+    with pytest.raises(refill.RefillFailed, match="Bad address"):
+        refill.refill(str(tmp_path), os.getpid(), 2)
+    name.with_suffix(".img").write_bytes(b"short")
+    with pytest.raises(refill.RefillFailed, match="gave 5 bytes of 4096"):
+        refill.refill(str(tmp_path), os.getpid(), 1)
+    for table in (b"", bytes(64), bulk.table([Run(PAGE, PAGE, 0)])[:-8]):
+        name.with_suffix(".map").write_bytes(table)
+        with pytest.raises(refill.RefillFailed, match=r"begins with another|has \d+ bytes"):
+            refill.refill(str(tmp_path), os.getpid(), 1)
+
+
+def test_no_piece_is_larger_than_the_room_for_it_nor_has_more_vectors_than_the_kernel_takes() -> None:
+    runs = [Run(PAGE * at, PAGE, PAGE * (at // 2)) for at in range(1, 6000, 2)]
+    words = struct.unpack(f"<{len(bulk.table(runs)) // 8}Q", bulk.table(runs))
+    pieces = [words[4 + 2 * words[1] + 4 * one :][:4] for one in range(words[2])]
+    assert sum(piece[3] for piece in pieces) == words[3] == len(runs) * PAGE
+    assert all(piece[1] <= refill.MOST_VECTORS and piece[3] <= refill.PIECE_BYTES for piece in pieces)

@@ -1,0 +1,212 @@
+"""The bulk of an image's memory, taken out of CRIU's hands: one thread of it fills page after page, and all else waits.
+
+After a dump (`lift`) most pages of plain memory leave CRIU's lists; their bytes stay where they are, in a file that has another
+name now. At a restore CRIU makes that memory, empty, and everything else; then, while the process stands still, it runs
+`refill.py`, which fills it in several threads. What the process finds is the same to the byte.
+"""
+
+import bisect
+import ctypes
+import os
+import shlex
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import structlog
+from msgspec import Struct
+
+from worker.images import records, refill
+from worker.images.records import RecordsUnknown
+
+LEAST_BYTES: Final = 64 << 20
+"""Less than this is not worth a process of its own (30 ms)."""
+MOST_THREADS: Final = 8
+PAGE: Final = 4096
+# What CRIU writes. Fields of mm_entry, core_entry, thread_core_entry by their numbers; what a mapping is, by CRIU's bits and
+# by mmap(2)'s flags (NORESERVE: malloc's arenas); bits of a list of pages.
+_VMAS, _THREAD_CORE, _RSEQ = 14, 5, 15
+_HEAP, _PLAIN = 1 << 5, 1 << 0 | 1 << 9
+_WRITE, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x2, 0x02, 0x20, 0x4000
+_LAZY, _PRESENT = 1 << 1, 1 << 2
+_PUNCH: Final = 0x02 | 0x01
+"""fallocate(2): make a hole and keep the size."""
+
+log = structlog.get_logger("images")
+
+
+class Run(Struct, frozen=True):
+    """Bytes that follow one another, in memory and in a file; whole pages."""
+
+    start: int
+    size: int
+    offset: int
+
+
+class Place(Struct, frozen=True):
+    """Memory of the process's own, of no file, which it can write to."""
+
+    start: int
+    end: int
+
+
+class _Pages(Struct, frozen=True):
+    """A list of pages and where their bytes are."""
+
+    path: Path
+    head: bytes
+    first: bytes
+    runs: list[Run]
+    bytes_in: Path
+
+    @staticmethod
+    def read(path: Path) -> "_Pages":
+        head, (first, *entries) = records.read(path)
+        return _Pages(path, head, first, list(_runs(entries)), path.parent / f"pages-{records.numbers(first)[1]}.img")
+
+    def keep(self, kept: list[Run]) -> None:
+        """Leave CRIU these alone. The file with the bytes becomes another one; who has it open keeps the old one."""
+        left = self.bytes_in.with_suffix(".new")
+        with self.bytes_in.open("rb") as source, left.open("wb") as target:
+            for run in kept:
+                source.seek(run.offset)
+                target.write(source.read(run.size))
+        left.rename(self.bytes_in)
+        records.write(self.path, self.head, [self.first, *map(_entry, kept)])
+
+
+def lift(directory: Path, pid: int, work: Path) -> int:
+    """Take the bulk of process `pid` out of a fresh dump; bytes, 0: it was left as it is. Raises OSError.
+
+    It is left where a refill would not work (a script in `work`, an instance's directory, must run), and where it is not as
+    expected: CRIU restores it as ever.
+    """
+    if os.statvfs(work).f_flag & os.ST_NOEXEC or not refill.possible():
+        return 0
+    try:
+        return _lift(directory, pid)
+    except (RecordsUnknown, KeyError, ValueError) as unknown:
+        log.warning("image_left_whole", directory=str(directory), reason=repr(unknown))
+        return 0
+
+
+def _lift(directory: Path, pid: int) -> int:
+    own = _Pages.read(directory / f"pagemap-{pid}.img")
+    if own.bytes_in.stat().st_size < LEAST_BYTES:
+        return 0
+    places = list(memory(directory / f"mm-{pid}.img"))
+    bulk, kept = divide(own.runs, places, sorted(set(_areas_of_threads(directory))))
+    if (size := sum(run.size for run in bulk)) < LEAST_BYTES or not kept:
+        return 0
+    store = directory / f"bulk-{pid}.img"
+    os.link(own.bytes_in, store)
+    own.keep(kept)
+    _punch(store, kept)
+    (directory / f"bulk-{pid}.map").write_bytes(table(bulk))
+    return size
+
+
+def script(directory: Path, pid: int, path: Path, mark: Path) -> bool:
+    """Write what CRIU is to run for this image to `path`; False: it has no bulk. Raises OSError."""
+    if not (directory / f"bulk-{pid}.map").is_file():
+        return False
+    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    argv = [sys.executable, "-ISP", refill.__file__, str(directory), str(pid), str(threads), str(mark)]
+    path.write_text(
+        f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0\nexec {shlex.join(argv)}\n', encoding="utf-8"
+    )
+    path.chmod(0o700)
+    return True
+
+
+def memory(path: Path) -> Iterator[Place]:
+    """The places of a process's `mm` that are plain: no stack, nothing locked, nothing that the kernel made."""
+    _, (mm,) = records.read(path)
+    for value in records.messages(mm, _VMAS):
+        vma = records.numbers(value)
+        kind, flags = vma[7] & ~_HEAP, vma[6] & ~_NORESERVE
+        if (kind, flags) == (_PLAIN, _PRIVATE | _ANONYMOUS) and vma[5] & _WRITE:
+            yield Place(vma[1], vma[2])
+
+
+def divide(runs: list[Run], places: list[Place], not_these: list[int]) -> tuple[list[Run], list[Run]]:
+    """What is bulk, and what stays: what lies in no place, and the pages `not_these`, the kernel's to write. All is sorted."""
+    bulk, kept, at = list[Run](), list[Run](), 0
+    for run in runs:
+        here, end = run.start, run.start + run.size
+        while here < end:
+            while at < len(places) and places[at].end <= here:
+                at += 1
+            place = places[at] if at < len(places) else None
+            into, until = kept, end
+            if place is not None and place.start <= here:
+                into, until = bulk, min(end, place.end)
+                spared = bisect.bisect_left(not_these, here)
+                if spared < len(not_these) and (page := not_these[spared]) < until:
+                    into, until = (kept, page + PAGE) if page == here else (bulk, page)
+            elif place is not None:
+                until = min(end, place.start)
+            into.append(Run(here, until - here, run.offset + here - run.start))
+            here = until
+    return bulk, kept
+
+
+def table(bulk: list[Run]) -> bytes:
+    """`bulk-PID.map`, see `refill.py`. No piece goes across a boundary of large pages that it could end at."""
+    vectors, pieces = list[int](), list[list[int]]()
+    for run in bulk:
+        start, offset, left = run.start, run.offset, run.size
+        while left:
+            size = min(left, refill.PIECE_BYTES - start % refill.PIECE_BYTES)
+            last = pieces[-1] if pieces else None
+            if last and last[2] + last[3] == offset and last[3] + size <= refill.PIECE_BYTES and last[1] < refill.MOST_VECTORS:
+                last[1] += 1
+                last[3] += size
+            else:
+                pieces.append([len(vectors) // 2, 1, offset, size])
+            vectors += [start, size]
+            start, offset, left = start + size, offset + size, left - size
+    whole = sum(run.size for run in bulk)
+    words = [refill.MAGIC, len(vectors) // 2, len(pieces), whole, *vectors, *(word for piece in pieces for word in piece)]
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+def _runs(entries: list[bytes]) -> Iterator[Run]:
+    offset = 0
+    for entry in entries:
+        known = records.numbers(entry)
+        if known.get(3) or known.get(4, _PRESENT) & ~_LAZY != _PRESENT:
+            raise RecordsUnknown(f"the pages at {known[1]:#x} are not in this image")
+        size = known.get(5, known[2]) * PAGE
+        yield Run(known[1], size, offset)
+        offset += size
+
+
+def _entry(run: Run) -> bytes:
+    pages = run.size // PAGE
+    return records.message([(1, run.start), (2, pages), (4, _PRESENT), (5, pages)])
+
+
+def _areas_of_threads(directory: Path) -> Iterator[int]:
+    """Pages that the kernel writes to as long as a thread lives (rseq): by the time of the refill it has begun to."""
+    for path in directory.glob("core-*.img"):
+        _, (core, *_) = records.read(path)
+        for thread in records.messages(core, _THREAD_CORE):
+            for rseq in records.messages(thread, _RSEQ):
+                area = records.numbers(rseq)
+                yield from range(area[1] // PAGE * PAGE, area[1] + area[2], PAGE)
+
+
+def _punch(path: Path, kept: list[Run]) -> None:
+    """What CRIU has a copy of need not be on disk twice. Where the file system has no holes it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        for run in kept:
+            if libc.fallocate(descriptor, _PUNCH, run.offset, run.size) != 0:
+                return
+    finally:
+        os.close(descriptor)

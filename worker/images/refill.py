@@ -1,0 +1,116 @@
+"""Brings the bulk of an engine's memory back, in several threads: `python -ISP refill.py DIRECTORY PID THREADS MARK`.
+
+CRIU runs it while the restored process stands still, and gives the restore up unless it succeeds. It is started between two
+steps of a restore, so it imports little, and reads a map that is laid out as the kernel wants it. `MARK` is a file that is
+written last: proof that it ran. Written to by `bulk.py`:
+
+  bulk-PID.map: magic, number of vectors, number of pieces, bytes (8 each); vectors (address, length); pieces (first vector,
+  how many, where they are in the file one after the other, bytes)
+  bulk-PID.img: the bytes
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+
+MAGIC = 0x314B4C5542484E45
+"""The first eight bytes; the last of them is the version."""
+HEAD = 4
+PIECE = 4
+PIECE_BYTES = 2 << 20
+"""Of one piece: a large page, and little enough to stay in a processor's cache between its two copies."""
+MOST_VECTORS = 1024
+"""The kernel's limit for one call."""
+
+
+class RefillFailed(Exception):
+    """With what the kernel said."""
+
+
+class Table:
+    """`bulk-PID.map`, where the kernel can read it. Raises OSError, RefillFailed."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self._bytes = bytearray(file.read())
+        self.words = memoryview(self._bytes).cast("Q")
+        if len(self.words) < HEAD or self.words[0] != MAGIC:
+            raise RefillFailed(f"{path} begins with another number than {MAGIC:#x}")
+        _, vectors, self.pieces, self.whole = self.words[:HEAD].tolist()
+        self._pieces_at = HEAD + 2 * vectors
+        if len(self.words) != (wanted := self._pieces_at + PIECE * self.pieces):
+            raise RefillFailed(f"{path} has {8 * len(self.words)} bytes, not {8 * wanted}")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes)) + 8 * HEAD
+
+    def piece(self, number: int) -> tuple[int, int, int, int]:
+        """Address of its vectors, how many, where its bytes are, how many."""
+        at = self._pieces_at + PIECE * number
+        first, count, offset, size = self.words[at : at + PIECE].tolist()
+        return self._address + 16 * first, count, offset, size
+
+
+def refill(directory: str, pid: int, threads: int) -> int:
+    """Write all pieces into process `pid`; bytes. Raises OSError, RefillFailed."""
+    table, write = Table(f"{directory}/bulk-{pid}.map"), _writer()
+    source = os.open(f"{directory}/bulk-{pid}.img", os.O_RDONLY)
+    order, turn = iter(range(table.pieces)), threading.Lock()
+    failures, done = list[Exception](), list[int]()
+
+    def work() -> None:
+        room = mmap.mmap(-1, PIECE_BYTES)
+        view = memoryview(room)
+        local = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(room)), 0)
+        try:
+            while not failures:
+                with turn:
+                    number = next(order, None)
+                if number is None:
+                    return
+                vectors, count, offset, size = table.piece(number)
+                if (got := os.preadv(source, [view[:size]], offset)) != size:
+                    raise RefillFailed(f"bulk-{pid}.img gave {got} bytes of {size} at {offset}")
+                local[1] = size
+                if (written := write(pid, local, 1, vectors, count, 0)) != size:
+                    reason = os.strerror(ctypes.get_errno())
+                    raise RefillFailed(f"piece {number}: {written} bytes of {size} could be written: {reason}")
+                done.append(size)
+        except Exception as error:  # whatever it is, it ends the restore
+            failures.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(threads - 1)]
+    for worker in workers:
+        worker.start()
+    work()
+    for worker in workers:
+        worker.join()
+    os.close(source)
+    if failures:
+        raise RefillFailed(str(failures[0]))
+    if sum(done) != table.whole:
+        raise RefillFailed(f"{sum(done)} bytes were written, not {table.whole}")
+    return table.whole
+
+
+def possible() -> bool:
+    """Whether this machine lets anybody write to a process this way: some containers don't."""
+    there, here = ctypes.create_string_buffer(8), ctypes.create_string_buffer(b"written", 8)
+    vectors = [(ctypes.c_size_t * 2)(ctypes.addressof(buffer), 8) for buffer in (here, there)]
+    return bool(_writer()(os.getpid(), vectors[0], 1, vectors[1], 1, 0) == len(there)) and there.value == b"written"
+
+
+def _writer() -> "ctypes._NamedFuncPointer":
+    write = ctypes.CDLL(None, use_errno=True).process_vm_writev
+    write.restype = ctypes.c_ssize_t
+    write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    return write
+
+
+if __name__ == "__main__":
+    try:
+        bytes_written = refill(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        with open(sys.argv[4], "w", encoding="ascii") as mark:
+            mark.write(str(bytes_written))
+    except (OSError, RefillFailed) as failure:
+        sys.exit(f"Error: refill: {failure}")
