@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compose.bench.rows import medians
 from compose.bench.shapes import SHAPES
 from tests.bench.laddernotes import ms, open_files
-from tests.bench.lowerrungs import DOWN, UP, LowerRungs
+from tests.bench.lowerrungs import DOWN, UP
+from tests.bench.restoreways import RestoreWays
 from worker import processes
 from worker.cuda.operation import state_of
 
 
-class Bench(LowerRungs):
+class Bench(RestoreWays):
     """What else is asked of them: where time goes, whether anything grows, what a failure leaves."""
 
     async def anatomy(self) -> Any:
@@ -49,21 +49,6 @@ class Bench(LowerRungs):
                 found.append((float(line[1:].partition(")")[0]), line[10:110]))
         gaps = sorted(((b[0] - a[0], a[1], b[1]) for a, b in itertools.pairwise(found)), reverse=True)[:14]
         return {"restore": row, "last_s": found[-1][0] if found else 0, "gaps": [(round(gap, 3), a, b) for gap, a, b in gaps]}
-
-    async def huge_pages(self) -> Any:
-        """The same restores where the kernel gives large pages to everybody."""
-        switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-        was = switch.read_text()
-        room = self.room
-        assert room is not None
-        await room.link.kill(0)
-        await room.close()
-        switch.write_text("always")
-        try:
-            rows = [await self._restore(20 + number) for number in range(self.options.cycles)]
-        finally:
-            switch.write_text(was.partition("[")[2].partition("]")[0])
-        return {"was": was.strip(), "rows": rows, "median": medians(rows)}
 
     async def endurance(self) -> Any:
         """Sleep, checkpoint and disk by turns: four prompts with one long beginning answer the same, and nothing grows."""
@@ -148,7 +133,7 @@ async def measure(bench: Bench) -> None:
     phases = {
         "step_process": bench.step_process, "warm_cycles": bench.warm_cycles, "checkpoint": bench.checkpoints,
         "save": bench.save, "saved": bench.restores, "round_trip": bench.round_trip, "endurance": bench.endurance,
-        "poisoned": bench.poisoned, "anatomy": bench.anatomy, "huge_pages": bench.huge_pages,
+        "poisoned": bench.poisoned, "anatomy": bench.anatomy, "ways": bench.ways,
         "cold_warmest": lambda: bench.start(bare=True),
     }  # fmt: skip
     for name, work in phases.items():
@@ -177,7 +162,8 @@ def main() -> None:
     parser.add_argument("--gpu", default="0", help="number on the bus, or UUID")
     parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--round-trips", type=int, default=10)
-    parser.add_argument("--without", default="huge_pages,anatomy", help="phases to leave out")
+    parser.add_argument("--heavy", type=int, default=0, help="bytes that a fake engine has beside its own")
+    parser.add_argument("--without", default="ways,anatomy", help="phases to leave out")
     options = parser.parse_args()
     options.work = options.work or tempfile.mkdtemp(prefix="ehladder-")
     print(options.work, flush=True)

@@ -21,7 +21,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.bench.laddernotes import ms
+from tests.bench.laddernotes import contents, kinds, ms
 from worker.holderlink import HolderLink
 from worker.images import bulk, criu
 from worker.instancedir import InstanceDir
@@ -72,6 +72,7 @@ class Bench:
         await link.dump(self.criu, whole, deadline_s=LIMIT_S)
         row["dump_ms"] = ms(begun)
         await link.leave()
+        row["contents"] = contents(whole, self.pid)
         lifted = self.work / "lifted"
         shutil.copytree(whole, lifted)
         begun = time.monotonic()
@@ -113,25 +114,6 @@ def environment(settings: dict[str, str]) -> Any:
     finally:
         for name in settings:
             del os.environ[name]
-
-
-def kinds(pid: int) -> dict[str, dict[str, int]]:
-    """Private bytes by kind of mapping: how many mappings, bytes that are there, bytes in large pages."""
-    found: dict[str, dict[str, int]] = {}
-    kind = ""
-    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
-        fields = line.split()
-        if "-" in fields[0] and not fields[0].endswith(":"):
-            name = fields[5] if len(fields) > 5 else ""
-            size = int(fields[0].split("-")[1], 16) - int(fields[0].split("-")[0], 16)
-            kind = "libraries" if name.endswith(".so") or ".so." in name else "files" if name.startswith("/") else name
-            kind = kind or ("anonymous, >= 1 MiB" if size >= 1 << 20 else "anonymous, smaller")
-            found.setdefault(kind, {"mappings": 0, "bytes": 0, "large": 0})["mappings"] += 1
-        elif fields[0] == "Anonymous:":
-            found[kind]["bytes"] += int(fields[1]) << 10
-        elif fields[0] == "AnonHugePages:":
-            found[kind]["large"] += int(fields[1]) << 10
-    return found
 
 
 def memory(pid: int) -> dict[int, int]:

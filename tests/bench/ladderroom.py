@@ -43,7 +43,10 @@ class Room:
     async def start(self, *, bare: bool) -> float:
         """From the order to the engine's first word; seconds."""
         begun, bench = time.monotonic(), self.bench
-        argv = [sys.executable, "-P", "-m", "worker.engines.process", "--instance-dir", str(self.directory.path)]
+        heavy = getattr(bench.options, "heavy", 0)
+        argv = [sys.executable, "-P", "-m"]
+        argv += ["tests.bench.heavy", "--bytes", str(heavy), "--"] if heavy else ["worker.engines.process"]
+        argv += ["--instance-dir", str(self.directory.path)]
         argv += ["--engine", bench.options.engine, "--source", str(bench.source)]
         argv += ["--arguments", msgspec.json.encode(bench.arguments).decode()]
         if bench.device:

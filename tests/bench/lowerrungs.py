@@ -8,7 +8,7 @@ from typing import Any
 
 from compose.bench.rows import medians
 from pool.client import Attachment
-from tests.bench.laddernotes import left_over, ms, nvidia_files, open_files, spoken
+from tests.bench.laddernotes import kinds, left_over, mappings, ms, nvidia_files, open_files, spoken
 from tests.bench.ladderroom import Room
 from tests.bench.ladderstage import STEP_S, Stage
 from worker import gpus, processes
@@ -26,6 +26,15 @@ NOWHERE = Fingerprint(
 
 class LowerRungs(Stage):
     """Each method is one part; it leaves an engine asleep behind."""
+
+    @property
+    def image(self) -> Path:
+        """What is restored from."""
+        return self.store.path("img_bench")
+
+    def keep(self, draft: Path, pid: int) -> dict[str, Any]:
+        """Look at a dump as CRIU wrote it, before anything is done to it."""
+        return {}
 
     async def checkpoints(self) -> Any:
         return {"rows": (rows := [await self._checkpoint() for _ in range(self.options.cycles)]), "median": medians(rows)}
@@ -104,7 +113,11 @@ class LowerRungs(Stage):
         at = time.monotonic()
         await room.link.park(deadline_s=20)
         row["park_ms"] = ms(at)
+        before = mappings(room.pid)
         row |= spoken(await self.operate(room, DOWN))
+        new = [size for place, size in mappings(room.pid).items() if place not in before]
+        row["new_since_parked"] = {"mappings": len(new), "bytes": sum(new), "largest": sorted(new, reverse=True)[:8]}
+        row["kinds"] = kinds(room.pid)
         row["nvidia_files"], row["files"] = nvidia_files(room.pid), open_files(room.pid)
         at = time.monotonic()
         draft = await asyncio.to_thread(self.store.draft, "img_bench")
@@ -114,6 +127,7 @@ class LowerRungs(Stage):
             shutil.copy(draft / "dump.log", Path(self.options.out).with_suffix(".dump.log"))
             raise RuntimeError(f"{error.code}: {error.message}; {row}") from error
         row["criu_dump_ms"] = ms(at)
+        row |= await asyncio.to_thread(self.keep, draft, held.inner_pid)
         at = time.monotonic()
         row["bulk_bytes"] = await asyncio.to_thread(bulk.lift, draft, held.inner_pid, room.directory.path)
         row["lift_ms"] = ms(at)
@@ -161,7 +175,7 @@ class LowerRungs(Stage):
         at = time.monotonic()
         try:
             room.held = await room.link.restore(
-                self.options.criu, self.store.path("img_bench"), pid=manifest.pid, place=manifest.place, deadline_s=STEP_S,
+                self.options.criu, self.image, pid=manifest.pid, place=manifest.place, deadline_s=STEP_S,
                 parked=True,
             )  # fmt: skip
         except HolderDenied as error:

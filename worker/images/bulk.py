@@ -67,14 +67,16 @@ class _Pages(Struct, frozen=True):
         return _Pages(path, head, first, list(_runs(entries)), path.parent / f"pages-{records.numbers(first)[1]}.img")
 
     def keep(self, kept: list[Run]) -> None:
-        """Leave CRIU these alone. The file with the bytes becomes another one; who has it open keeps the old one."""
+        """Leave CRIU these alone. Both files become new ones; other names of the old ones keep what was written."""
         left = self.bytes_in.with_suffix(".new")
         with self.bytes_in.open("rb") as source, left.open("wb") as target:
             for run in kept:
                 source.seek(run.offset)
                 target.write(source.read(run.size))
+        listed = self.path.with_suffix(".new")
+        records.write(listed, self.head, [self.first, *map(_entry, kept)])
         left.rename(self.bytes_in)
-        records.write(self.path, self.head, [self.first, *map(_entry, kept)])
+        listed.rename(self.path)
 
 
 def lift(directory: Path, pid: int, work: Path) -> int:
