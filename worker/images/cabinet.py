@@ -87,7 +87,8 @@ class Cabinet:
         """An image that may be restored; None: there is none, and if there is one that may not be used, the plane was told."""
         if self.hindrance:
             return None
-        image = self.fingerprint(configuration, engine).image
+        now = self.fingerprint(configuration, engine)
+        image = now.image
         if not self.store.path(image).is_dir():
             self._refuse_others(configuration)
             return None
@@ -98,7 +99,7 @@ class Cabinet:
         except ImageBroken as broken:
             self.fail(image, configuration, "verify", broken.code, broken.message, final=True)
             return None
-        if (refusal := self._refusal(manifest)) is not None:
+        if (refusal := self._refusal(manifest, now)) is not None:
             self._refuse(manifest, refusal)
             return None
         return manifest
@@ -171,9 +172,10 @@ class Cabinet:
             raise ImageBroken(refusal.code, str(refusal))
         return manifest
 
-    def _refusal(self, manifest: Manifest) -> Refusal | None:
+    def _refusal(self, manifest: Manifest, now: Fingerprint | None = None) -> Refusal | None:
+        """`now`: of the engine that it is wanted for; without it, of one like that which it was made of."""
         made = manifest.fingerprint
-        now = self.fingerprint(made.configuration, made.engine.partition(" ")[0])
+        now = now or self.fingerprint(made.configuration, made.engine.partition(" ")[0])
         if (refusal := difference(made, now)) is not None:
             return refusal
         return changed_file(manifest.mapped, tuple(facts.mapped_file(file.path) for file in manifest.mapped))

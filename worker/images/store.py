@@ -137,6 +137,8 @@ class Store:
             raise ImageBroken("manifest_missing", f"{image} has no manifest: it was not finished") from None
         except msgspec.MsgspecError as error:
             raise ImageBroken("manifest_broken", f"the manifest of {image} can't be read: {error}") from None
+        if manifest.image != image:
+            raise ImageBroken("manifest_broken", f"the manifest of {image} is that of {manifest.image[:100]}")
         return manifest
 
     def verify(self, manifest: Manifest) -> None:

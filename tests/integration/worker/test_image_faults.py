@@ -49,9 +49,10 @@ async def refused_save(plane: Plant, name: str) -> OperationFailed:
 
 
 async def test_a_disk_that_is_too_full_refuses_the_dump_with_both_numbers(plane: Plant, small_disk: Path) -> None:
+    plane.image_quota_bytes = 1 << 40  # the quota is not what hinders it
+    await plane.restart_worker()
     await plane.register("a")
     await plane.load("a")
-    plane.worker.images.budget._given_bytes = 1 << 40  # the quota is not what hinders it
     failed = await refused_save(plane, "a")
     assert failed.code == "no_space"
     assert str(small_disk) in failed.message and "bytes of room" in failed.message

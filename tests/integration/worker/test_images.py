@@ -1,9 +1,11 @@
 """Saved skeletons with a real CRIU: engines go to disk and come back, whatever happens to the images meanwhile."""
 
+import asyncio
 import os
 import shutil
 import signal
 import stat
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +29,7 @@ from pool.place import place
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker.images import bulk, criu
+from worker.images.fingerprint import Fingerprint
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -190,6 +193,26 @@ async def test_an_image_of_another_day_is_refused_by_name_and_made_anew(house: P
     assert len(house.of_type(ImageBuilt)) == 2
     await house.load("a")
     assert house.of_type(InstanceUp)[-1].image == made.image
+
+
+async def test_each_fact_that_differs_refuses_an_image_before_criu_starts(house: Plant) -> None:
+    """C23, N21: the manifest is edited field by field."""
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    configuration, engine = made.fingerprint.configuration, made.fingerprint.engine.partition(" ")[0]
+    find = partial(asyncio.to_thread, house.worker.images.find, configuration, engine)
+    assert await find() is not None
+    for field in Fingerprint.__struct_fields__:
+        other = msgspec.structs.replace(made.fingerprint, **{field: "of yesterday"})
+        (path / "manifest.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(made, fingerprint=other)))
+        assert await find() is None, field
+        refused = await house.until(lambda: [e for e in house.of_type(ImageRefused) if e.code == f"{field}_changed"])  # noqa: B023
+        assert "of yesterday" in refused[-1].message
+    (path / "manifest.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(made, image="img_0123456789abcdef")))
+    assert await find() is None
+    assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == "manifest_broken"
 
 
 async def test_a_library_that_was_replaced_refuses_the_image(house: Plant) -> None:
