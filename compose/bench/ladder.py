@@ -98,6 +98,8 @@ class Climber:
         self.skipped: dict[str, str] = {}
         self._moved: dict[str, list[int]] = {}
         self._built: Row = {}
+        self._host_bytes = 0
+        """What the engine took of the host when it was last at `checkpoint`."""
 
     def climb(self) -> Iterator[str]:
         """Round by round; says what comes next."""
@@ -128,7 +130,7 @@ class Climber:
                 way: {step: _spread(of) for step, of in found.items()} for way, found in self.steps.items() if found
             },
             "moved_bytes": {way: statistics.median(of) for way, of in self._moved.items()},
-            "skipped": self.skipped, "image": self._built, "checks": sorted(self._checks),
+            "skipped": self.skipped, "image": self._built, "host_bytes": self._host_bytes, "checks": sorted(self._checks),
             "answer": min(self._answers, default=""),
             "same_answers": len(self._answers) == 1 and self._checks <= {"same_tokens", "recorded", "skipped"},
         }  # fmt: skip
@@ -163,6 +165,7 @@ class Climber:
                 self.steps.setdefault(way, {}).setdefault(step["name"], []).append(step["took_ms"] / 1000)
                 if moved := step.get("moved_bytes"):
                     self._moved.setdefault(f"{way}: {step['name']}", []).append(moved)
+            self._host_bytes = data.get("host_bytes", self._host_bytes)
             if event["type"] == "InstanceUp":
                 self._checks.add(data["check"])
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file
 
-from compose.bench import checkpoints, swapreport
+from compose.bench import checkpoints, ladderreport, swapreport
 from compose.bench.rows import medians
 from compose.bench.shapes import SHAPES
 from compose.cli import main
@@ -105,3 +105,23 @@ def test_a_checkpoint_is_made_once_and_differs_by_its_seed(tmp_path: Path, monke
     assert config["quantization_config"]["quant_method"] == "fp8"
     file = json.loads((one / "model.safetensors.index.json").read_text())["weight_map"]["model.layers.0.mlp.up_proj.weight"]
     assert str(load_file(one / file)["model.layers.0.mlp.up_proj.weight"].dtype) == "torch.float8_e4m3fn"
+
+
+def test_a_ladders_goals_follow_from_the_steps_of_the_same_run() -> None:
+    def took(milliseconds: float) -> dict[str, float]:
+        return {"median_ms": milliseconds, "least_ms": milliseconds, "most_ms": milliseconds, "n": 3}
+
+    rows = {
+        "engine": "vllm", "image": {}, "host_bytes": 7,
+        "ways": {"saved -> first answer": took(2500), "checkpoint -> first answer": took(900)},
+        "steps_ms": {
+            "saved -> first answer": {"restore": took(1700), "cuda_restore": took(450)},
+            "checkpoint -> first answer": {"cuda_restore": took(500), "fill": took(300)},
+        },
+    }  # fmt: skip
+    found = {name: (goal, measured) for name, goal, measured in ladderreport.figures(rows)}
+    assert found["likewise, over its restores"] == ("<= CRIU 1700 + CUDA 450 + 600 ms", "+ 350 ms")
+    assert found["checkpoint -> first answer"] == ("<= CUDA 500 + 1.08 x copy 300 + 300 = 1124 ms", "900 ms")
+    assert found["memory of the host at checkpoint"][1] == "7 bytes"
+    bare = ladderreport.figures({**rows, "steps_ms": {}, "host_bytes": 0})
+    assert [name for name, _, _ in bare] == ["saved -> first answer", "checkpoint -> first answer"]
