@@ -1,5 +1,6 @@
 """What a machine must have to run a plane, and what is good to have: one small check each, with its cure."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -16,13 +17,15 @@ import psutil
 from compose.check import Check
 from compose.directory import ROOM_BYTES
 from compose.embedded import nats
-from compose.embedded.cluster import Cluster, orphans
+from compose.embedded.cluster import ROOT_HOME, Cluster, orphans
+from compose.embedded.programs import abandoned as wheels
 from compose.embedded.refusal import ServerRefusal
 from compose.gpus import look
 from compose.imagechecks import image_checks
 from compose.remains import belonging
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
+from pool.place import abandoned as pool_places
 from worker.engines.vllm_faults import users
 from worker.gpulocks import place as lock_place
 from worker.gpus import processes
@@ -41,8 +44,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield _shared_memory(data)
     yield from image_checks(data)
     yield _port(port, running)
-    if os.geteuid() == 0 and (left := orphans()):
-        yield _left(left)
+    yield from _left_over()
 
 
 def _python() -> Check:
@@ -142,13 +144,34 @@ def _devices(data: Path) -> Iterator[Check]:
             )  # fmt: skip
 
 
-def _left(clusters: list[Path]) -> Check:
-    size = sum(file.stat().st_size for cluster in clusters for file in cluster.rglob("*") if file.is_file())
-    return Check(
-        name="left over", verdict="note",
-        found=f"{len(clusters)} Postgres clusters ({human_bytes(size)}) whose data directories are gone",
-        cure=f"If none of them comes back: rm -r {' '.join(str(cluster) for cluster in clusters)}",
-    )  # fmt: skip
+def _left_over() -> Iterator[Check]:
+    """What planes have left whose data directories are gone, and installations that are."""
+    if segments := pool_places():
+        found = f"the weights of {len(segments)} planes ({_size(segments)} of memory) whose data directories are gone"
+        cure = f"The next `up` removes them; until then: rm -r {_named(segments)}"
+        yield Check(name="left over", verdict="note", found=found, cure=cure)
+    if os.geteuid() != 0:
+        return
+    if clusters := orphans():
+        found = f"{len(clusters)} Postgres clusters ({_size(clusters)}) whose data directories are gone"
+        cure = f"If none of them comes back: rm -r {_named(clusters)}"
+        yield Check(name="left over", verdict="note", found=found, cure=cure)
+    if copies := wheels(ROOT_HOME):
+        found = f"{len(copies)} copies of Postgres' programs ({_size(copies)}) whose installations are gone"
+        cure = f"Once nothing runs from them: rm -r {_named(copies)}"
+        yield Check(name="left over", verdict="note", found=found, cure=cure)
+
+
+def _size(places: list[Path]) -> str:
+    size = 0
+    for file in (file for place in places for file in place.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # somebody removes it
+            size += file.lstat().st_size if file.is_file() else 0
+    return human_bytes(size)
+
+
+def _named(places: list[Path]) -> str:
+    return " ".join(map(str, places))
 
 
 def _port(port: int, running: bool) -> Check:

@@ -69,15 +69,25 @@ def claim(root: Path, directory: Path) -> Iterator[None]:
 def sweep(shared_memory: Path = SHARED_MEMORY) -> list[str]:
     """Remove this user's places whose data directory is gone; their names. What engines still map stays good for them."""
     removed = []
+    for path in _abandoned(shared_memory):
+        shutil.rmtree(path, ignore_errors=True)  # another daemon that starts may remove it, too
+        removed.append(path.name)
+    return removed
+
+
+def abandoned(shared_memory: Path = SHARED_MEMORY) -> list[Path]:
+    """This user's places whose data directory is gone, and whose daemon is."""
+    return list(_abandoned(shared_memory))
+
+
+def _abandoned(shared_memory: Path) -> Iterator[Path]:
+    """Each is locked until the next is asked for."""
     for path in sorted(shared_memory.glob(_prefix() + "*")):
         try:
             _own(path)
             with (path / OWNER).open("rb") as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.lexists(os.fsdecode(owner.read())):
-                    continue
-                shutil.rmtree(path)
+                if not os.path.lexists(os.fsdecode(owner.read())):
+                    yield path
         except (PlaceRefused, BlockingIOError, FileNotFoundError):  # not ours; its daemon lives; just being made or removed
             continue
-        removed.append(path.name)
-    return removed

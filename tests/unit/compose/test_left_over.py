@@ -1,0 +1,40 @@
+"""What doctor says of that which nobody owns any more, in memory and on disk."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compose import checks
+from pool.place import abandoned, claim, place
+
+
+def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, shared = tmp_path / "run", tmp_path / "shm"
+    directory.mkdir()
+    shared.mkdir()
+    root = place(directory, 1, shared_memory=shared)
+    with claim(root, directory):
+        (root / "ws_1").mkdir()
+        (root / "ws_1" / "00000.segment").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr(checks, "pool_places", lambda: abandoned(shared))
+    monkeypatch.setattr(checks, "orphans", list)
+    monkeypatch.setattr(checks, "wheels", lambda home: [])
+    assert list(checks._left_over()) == []
+    shutil.rmtree(directory)
+    (segments,) = checks._left_over()
+    assert segments.verdict == "note"
+    assert "weights of 1 planes (3.0 MiB of memory)" in segments.found
+    assert str(root) in segments.cure
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's planes leave any")
+def test_copies_of_programs_whose_installation_is_gone_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "pool_places", list)
+    monkeypatch.setattr(checks, "orphans", list)
+    monkeypatch.setattr(checks, "wheels", lambda home: [tmp_path / "install-1"])
+    (programs,) = checks._left_over()
+    assert programs.verdict == "note" and str(tmp_path / "install-1") in programs.cure
