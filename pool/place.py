@@ -25,13 +25,17 @@ def place(directory: Path, budget_bytes: int, *, shared_memory: Path | None = SH
     Makes it. Raises PlaceRefused if it belongs to somebody else.
     """
     on_disk = directory / "segments"
-    digest = blake3(os.fsencode(directory.resolve())).hexdigest()[:12]
     if shared_memory is None or (on_disk.is_dir() and any(on_disk.iterdir())):
         return _own(on_disk)
-    shared = shared_memory / f"{_prefix()}{digest}"
+    shared = shared_memory / f"{_prefix()}{digest(directory)}"
     if shared.exists() or (shared_memory.is_dir() and free_bytes(shared_memory) >= budget_bytes):
         return _own(shared)
     return _own(on_disk)
+
+
+def digest(directory: Path) -> str:
+    """With which the name of this data directory's place in shared memory ends, whoever's it is."""
+    return blake3(os.fsencode(directory.resolve())).hexdigest()[:12]
 
 
 def _prefix() -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from controlplane.plane import Plane
 from pool.client import PoolClient
+from tests.poolroom import forget
 from worker.engines.messages import Attach, ControlReply, Fault, Health, State, Wake
 from worker.engines.wire import decoder, read, write
 
@@ -220,6 +221,7 @@ class Room:
         for server in self.servers:
             server.close()
         await end_all(self.writers)
+        forget(self.data / "segments")
 
 
 def wish(request: str = "req_1", text: str = "hello", **body: Any) -> dict[str, Any]:

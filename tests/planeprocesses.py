@@ -16,7 +16,7 @@ from typing import Any
 from compose.embedded.cluster import Cluster
 from compose.remains import belonging
 from controlplane.plane import Plane
-from pool.place import place
+from tests.poolroom import forget
 
 START_S = 60.0
 
@@ -126,8 +126,7 @@ class PlaneProcesses:
             self._up.wait()
         for one in belonging(self.data):
             one.send(signal.SIGKILL)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(place(self.data / "run" / "pool", 0), ignore_errors=True)
+        forget(self.data / "run" / "pool")
         if keep or os.environ.get("KEEP_PLANES"):
             return  # its logs tell more than an assertion
         with contextlib.suppress(Exception):

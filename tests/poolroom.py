@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,7 +19,7 @@ import numpy as np
 
 from pool.arena import READY
 from pool.client import PoolClient
-from pool.place import OWNER, place
+from pool.place import OWNER, SHARED_MEMORY, digest, place
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
@@ -35,6 +36,12 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
         for array in tensors.values():
             file.write(array.tobytes())
+
+
+def forget(directory: Path) -> None:
+    """Remove the segments of this directory's daemon, which has ended, whoever's it was: they outlive it, in shared memory."""
+    for root in SHARED_MEMORY.glob(f"enginehouse-*-{digest(directory)}"):
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @dataclass

@@ -44,6 +44,7 @@ from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from controlplane.spec import ModelFacts, ModelSpec
 from pool.client import PoolClient
+from tests.poolroom import forget
 from worker import instancedir, processes, skeleton
 from worker.board import Board
 from worker.caller import Caller
@@ -323,5 +324,6 @@ async def plant(**options: Any) -> AsyncIterator[Plant]:
                     processes.send(process, signal.SIGKILL)
                     await processes.gone(process, 5)
             if made.pool is not None:
-                await processes.end(made.pool, grace_s=2)
+                await processes.end(made.pool, grace_s=10)
+            forget(data / "run" / "pool" / "segments")
             shutil.rmtree(data, ignore_errors=True)

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pool.place import place
-from tests.poolroom import MIB, Daemon, write_safetensors
+from tests.poolroom import MIB, Daemon, forget, write_safetensors
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="ehpool-"))  # short: a socket's path has 107 bytes
     yield made
-    shutil.rmtree(place(made, 0))
+    forget(made)
     shutil.rmtree(made)
 
 
