@@ -46,7 +46,7 @@ class Stagehouse:
         self._app = Litestar([router, static, login, logout], state=State({"stage": self.stage}), openapi_config=None)
         self._state = self._app.state
         config = uvicorn.Config(
-            self._secured, interface="asgi3", log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=2
+            self._secured, interface="asgi3", log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=30
         )
         self._server = uvicorn.Server(config)
 

@@ -4,13 +4,16 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+SEEN_S = 20.0
+"""What is expected of a page is waited for so long; its own deadline, and a click's: two cores draw, serve and decide."""
+expect.set_options(timeout=SEEN_S * 1000)
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +34,7 @@ async def opened(browser: Browser, url: str, **context: Any) -> AsyncIterator[tu
     complaints: list[str] = []
     try:
         page = await made.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(SEEN_S * 1000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         await page.goto(url)

@@ -23,7 +23,7 @@ SETTINGS = (
     '[node]\npool_bytes = "256MiB"\ndrain = "1s"\ndevices = [{ name = "cpu0", bytes = "64MiB" }]\n'
     + fake("a")
     + fake("b")
-    + fake("slow", load_ms=700, tokens_per_s=40)
+    + fake("slow", load_ms=1500, tokens_per_s=40)
     + fake("dozy", idle='{ sleep = "300ms", cold = "never" }', sleep_ms=150, context_tokens=5000)
     + fake("flaky", fail="start:2", context_tokens=5001)
     + fake("stuck", ignore_stop=True, tokens_per_s=20, context_tokens=5002)

@@ -20,6 +20,8 @@ PAIR = fake("pair", weight_bytes=2 << 20, tokens_per_s=100).replace("share = 1",
 LAME = fake("lame", fail="rank_wake:1").replace("share = 1", "share = { gpus = 2 }")
 SETTINGS = NODE + PAIR + LAME + fake("one", share=0.5, tokens_per_s=100) + fake("card", share=0.5, tokens_per_s=100, gpu=True)
 TEXT = "a stream that must not lose a letter, nor say one twice; " * 2
+LONG = TEXT * 4
+"""Five seconds of it: longer than the command line needs to start on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -90,23 +92,28 @@ async def test_a_rank_that_cannot_wake_fails_the_climb_and_the_next_one_serves(p
     assert any("rank 0 of 2" in getattr(event, "message", "") for event in failed)
 
 
+def said(text: str) -> str:
+    """What the fake engine answers."""
+    return f"You said: user: {text}\nassistant: "
+
+
 async def test_a_live_model_moves_and_who_comes_meanwhile_is_served(plane: PlaneUnderTest) -> None:
     for name in ("pair", "lame"):
         assert plane.cli("stop", name).returncode == 0
-    expected = await plane.chat("one", TEXT)
+    assert await plane.chat("one", "hello") == said("hello")
     before, fleet = await plane.serving("one"), await plane.fleet()
     target = next(device for device in fleet.devices.values() if device.device != before.device)
     head = await plane.head()
-    streams = [asyncio.create_task(plane.chat("one", TEXT)) for _ in range(3)]
+    streams = [asyncio.create_task(plane.chat("one", LONG)) for _ in range(3)]
     await plane.until_fleet(lambda f: any(i.running for i in f.instances.values()), "it runs")
     moving = asyncio.create_task(asyncio.to_thread(plane.cli, "move", "one", "--to", target.name))
     await plane.until_fleet(lambda f: any(i.moving_to for i in f.instances.values()) or moving.done(), "it moves")
     assert not moving.done(), moving.result().stderr
-    streams += [asyncio.create_task(plane.chat("one", TEXT)) for _ in range(3)]
+    streams += [asyncio.create_task(plane.chat("one", LONG)) for _ in range(3)]
     moved = await moving
     assert moved.returncode == 0, moved.stderr
     assert f"serves on {target.name}" in moved.stdout
-    assert set(await asyncio.gather(*streams)) == {expected}, "none lost, none cut"
+    assert set(await asyncio.gather(*streams)) == {said(LONG)}, "none lost, none cut"
     after = await plane.serving("one")
     assert (after.instance, after.device, after.moving_to) == (before.instance, target.device, None)
     told = [one.event for one in await plane.events("GrantGiven", "GrantReturned", "InstanceUp", after=head)]

@@ -18,6 +18,8 @@ from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 
 REIGN_S = 30.0
+END_S = 5.0
+"""Of a process that is told to end, in order: after that `up` kills it."""
 Start = Callable[[], Awaitable[asyncio.subprocess.Process]]
 
 
@@ -91,7 +93,7 @@ async def test_sigterm_ends_it_in_order_and_the_next_one_has_its_state(bus: Bus,
     began = time.monotonic()
     first.send_signal(signal.SIGTERM)
     assert await first.wait() == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < END_S
     await start()
     assert await answering(bus) == epoch + 1
     assert set((await bus.state()).gateways) >= {f"gw_{number}" for number in range(5)}
@@ -115,7 +117,7 @@ async def test_a_standby_ends_at_once(bus: Bus, start: Start) -> None:
     standby = await start()
     assert standby.stderr is not None
     standby.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(END_S):
         assert await standby.wait() in {0, -signal.SIGTERM}  # the latter: it had not come to its handlers yet
 
 
@@ -134,7 +136,7 @@ async def test_commands_on_the_wrong_subject_are_refused(bus: Bus, start: Start)
         with pytest.raises(Refused) as refusal:
             await bus.command(subject, order)
         assert refusal.value.code is Code.INVALID
-    reply = await bus.nc.request(subjects.COMMAND_GATEWAY, b"{", timeout=2)
+    reply = await bus.nc.request(subjects.COMMAND_GATEWAY, b"{", timeout=10)
     assert b"not a command" in reply.data
 
 
@@ -143,7 +145,7 @@ async def test_a_silent_gateway_is_closed(bus: Bus, start: Start) -> None:
     await answering(bus)
     await bus.command(subjects.COMMAND_GATEWAY, opened("gw_1"))
     await bus.command(subjects.COMMAND_GATEWAY, opened("gw_2"))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(REIGN_S):
         while "gw_1" in (state := await bus.state()).gateways:
             await bus.publish(subjects.beat_gateway("gw_2"), subjects.GatewayBeat(gateway="gw_2", at_ms=0))
             await asyncio.sleep(0.1)

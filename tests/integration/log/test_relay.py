@@ -186,7 +186,7 @@ async def test_a_follower_drops_what_it_has_seen_when_the_stream_is_made_anew(bu
 
     watching = asyncio.create_task(watch())
     await scribe.write(2, relay)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(seen) < 10:
             await asyncio.sleep(0.01)
     await bus.js.delete_stream(subjects.STREAM)

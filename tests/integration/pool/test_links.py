@@ -60,9 +60,16 @@ class House:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def hold(tmp_path: Path) -> Path:
+    """While it is there, copies stand still at so many bytes."""
+    return tmp_path / "hold"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, hold: Path) -> Callable[..., None]:
     def set_up(**more: str) -> None:
         told = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_BYTES": str(576 * MIB), "PYTHONPATH": str(FAKE_CUDA), **more}
+        told["FAKE_CUDA_HOLD"] = str(hold)
         for name, value in told.items():
             monkeypatch.setenv(name, value)
 
@@ -146,11 +153,13 @@ def engine(tmp_path: Path) -> Iterator[Callable[[House], multiprocessing.Process
 
 
 async def test_an_engine_killed_in_the_middle_of_its_wake_leaves_the_device_empty(  # type: ignore[no-untyped-def]
-    tmp_path: Path, build: Callable[..., House], engine
+    tmp_path: Path, hold: Path, house: House, engine
 ) -> None:
-    house = build(FAKE_CUDA_BYTES_PER_S="5e8")
+    hold.write_text(str(64 * MIB))
     process = engine(house)
     os.kill(process.pid, signal.SIGKILL)
+    process.join(20)
+    hold.unlink()
     died = time.monotonic()
     while True:
         state = (await house.described()).devices[0]
@@ -164,17 +173,17 @@ async def test_an_engine_killed_in_the_middle_of_its_wake_leaves_the_device_empt
 
 
 async def test_a_daemon_killed_in_the_middle_of_a_copy_is_followed_by_one_that_has_the_set(  # type: ignore[no-untyped-def]
-    machine: Callable[..., None], build: Callable[..., House], engine
+    hold: Path, house: House, engine
 ) -> None:
-    house = build(FAKE_CUDA_BYTES_PER_S="2e8")
+    hold.write_text(str(64 * MIB))
     process = engine(house)
     house.daemon.kill()
     before = len(house.daemon.events("registered"))
-    process.join(DEATH_S)
+    process.join(20)
     assert process.exitcode == 1, "who waits for `Filled` hears that the daemon has gone, and does not use what it mapped"
-    machine(FAKE_CUDA_BYTES_PER_S="0")
+    hold.unlink()
     house.daemon.start()
-    wait_for(lambda: len(house.daemon.events("registered")) > before, DEATH_S)
+    wait_for(lambda: len(house.daemon.events("registered")) > before)
     state = (await house.described()).devices[0]
     assert (state.registered_bytes, state.free_bytes) == (sum(SIZES), state.total_bytes)
     attachment = house.attach()

@@ -30,6 +30,8 @@ from web.tokens import new_token
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 20.0
+STOP_S = 5.0
+"""Of a web process that is told to end: after that nobody waits for it."""
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
@@ -155,7 +157,7 @@ async def opened(plane: Plane, *, devices: int = 1) -> AsyncIterator[House]:
         begun = asyncio.get_running_loop().time()
         stop.set()
         await web
-        assert asyncio.get_running_loop().time() - begun < 2.5, "web took too long to stop"
+        assert asyncio.get_running_loop().time() - begun < STOP_S, "web took too long to stop"
         await house.node.stop()
         await house.bus.close()
         with contextlib.suppress(ProcessLookupError):

@@ -91,7 +91,7 @@ async def test_an_operators_cancel_reaches_the_caller_and_the_engine(house: Hous
     await until(lambda: house.node.frontend.running)
     (request,) = await until(lambda: list(house.services.view.fleet.requests))
     assert (await house.client.delete(f"/api/requests/{request}")).status_code == 202
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         lines = await call
     assert "cancelled by the operator" in "".join(lines)
     await house.settled("RequestFinished", "RequestCancelled")

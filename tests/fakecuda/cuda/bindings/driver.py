@@ -1,7 +1,8 @@
 """A CUDA driver made of host memory, in the place of cuda-python: what the pool asks of the real one, with its order of things.
 
 Device memory is memory files, mapped where the caller reserves addresses; every stream is a thread that does one thing after
-the other; a copy takes its time (`FAKE_CUDA_BYTES_PER_S`). A copy to where its device has no access is refused, as there.
+the other; copies stand still at a number of bytes while a file says so (`FAKE_CUDA_HOLD`). A copy to where its device has no
+access is refused, as there.
 `FAKE_CUDA_DEVICES`, `FAKE_CUDA_BYTES` (of each), `FAKE_CUDA_NO_PEERS`. Each process sees devices of its own.
 """
 
@@ -12,11 +13,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _COUNT = int(os.environ.get("FAKE_CUDA_DEVICES", "1"))
 _BYTES = int(os.environ.get("FAKE_CUDA_BYTES", str(256 << 20)))
-_RATE = float(os.environ.get("FAKE_CUDA_BYTES_PER_S", "0"))
+_HOLD = os.environ.get("FAKE_CUDA_HOLD")
+"""A file with a number: while it is there, a copy that would begin when so many bytes have been copied waits."""
 _PEERS = "FAKE_CUDA_NO_PEERS" not in os.environ
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -127,6 +130,7 @@ _taken: dict[int, int] = {}
 _mapped: dict[int, tuple[int, int, set[int]]] = {}
 """Address -> size, handle, devices that may write there."""
 _pinned: dict[int, int] = {}
+_copied: list[int] = []
 
 Answer = tuple[Any, ...]
 _OK = CUresult.CUDA_SUCCESS
@@ -306,14 +310,22 @@ def cuMemHostUnregister(address: int) -> Answer:
     return (_BAD,) if _pinned.pop(address, None) is None else (_OK,)
 
 
+def _held() -> bool:
+    try:
+        return _HOLD is not None and sum(_copied) >= int(Path(_HOLD).read_text())
+    except FileNotFoundError:
+        return False
+
+
 def _copy(to: int, source: int, size: int, stream: Stream) -> Answer:
     if not _writable(int(to), size):
         return (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
 
     def work() -> None:
-        if _RATE:
-            time.sleep(size / _RATE)
+        while _held():
+            time.sleep(0.005)
         ctypes.memmove(int(to), int(source), size)
+        _copied.append(size)
 
     stream.jobs.put(work)
     return (_OK,)
