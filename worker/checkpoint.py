@@ -33,8 +33,9 @@ MARGIN_PART: Final = 64
 """Beside what it had there: the driver's own, which grows with what is mapped; of a small device no more than this part."""
 HOST_SHARE: Final = 1.1
 """Of what it has on the device goes to the host, with a little of the driver's beside it."""
-OUR_SHARE: Final = 0.9
-"""Of a step's deadline is the driver's; what follows must still fit."""
+REST_S: Final = 5.0
+REST_PART: Final = 1 / 3
+"""Of a step's deadline is kept for what follows the driver's calls, but no more than `REST_S`: a fall back kills and reaps."""
 
 log = structlog.get_logger("checkpoint")
 
@@ -59,11 +60,12 @@ async def down(local: LocalInstance) -> None:
     if where is None:
         raise StepFailed("not_available", "this engine holds no GPU that it could be taken off")
     _refuse(local)
-    record = local.record
+    record, ends = local.record, _drivers_end(local.site.deadlines.checkpoint)
     await asyncio.to_thread(_host_has_room, record.skeleton_bytes)
     await holder(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
     pid = await _pid(local)
-    await operate(where, (pid,), DOWN, deadline_s=local.site.deadlines.checkpoint * OUR_SHARE)
+    operation = await Operation.prepare(where, DOWN)
+    await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
     if (state := await state_of(where, pid)) is not CudaState.CHECKPOINTED:
         raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state}")
     if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
@@ -119,17 +121,23 @@ async def up(local: LocalInstance) -> None:
 
 async def _back(local: LocalInstance, where: Theatre) -> None:
     record, deadline_s = local.record, local.site.deadlines.cuda_restore
+    ends = _drivers_end(deadline_s)
     was = record.left_device or record.device
     devices = exchanged(was, record.device, [one.uuid for one in await asyncio.to_thread(gpus.gpus)])
     if devices:
         local.stand_down()  # one that was got ready would bring it back to where it was
     pid = await _pid(local)
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
-    await operation.carry_out((pid,), deadline_s * OUR_SHARE)
+    await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
     await release(local, deadline_s)
     if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
         local.take(await local.tell(Moved(device=record.device), local.site.deadlines.attach))
     local.directory.edit(left_device=None, checked=False, checked_sets=(), woken=None)
+
+
+def _drivers_end(deadline_s: float) -> float:
+    """When the driver's calls must have ended, of a step that begins now; monotonic, in seconds."""
+    return time.monotonic() + deadline_s - min(REST_S, deadline_s * REST_PART)
 
 
 def get_ready(local: LocalInstance, was: str) -> None:

@@ -92,7 +92,7 @@ async def test_the_next_worker_finds_it_and_brings_it_back(plane: Plant) -> None
 @pytest.mark.parametrize("fault", ["restore_fails:1", "restore_hangs:1"])
 async def test_a_restore_that_fails_is_final_for_the_process_and_the_caller_does_not_notice(plane: Plant, fault: str) -> None:
     """C17; C26 where the driver's call never returns."""
-    plane.deadlines = msgspec.structs.replace(QUICK, cuda_restore=6.0)  # a tenth of it is left for the way back
+    plane.deadlines = msgspec.structs.replace(QUICK, cuda_restore=6.0)  # two are left for the way back
     await plane.restart_worker()
     first = await up(plane, fail=fault)
     await take_off(plane)

@@ -121,8 +121,10 @@ async def test_a_step_process_dies_with_its_worker(pid: int, tmp_path: Path) -> 
 async def test_one_that_was_got_ready_is_ended_when_it_is_not_needed(tmp_path: Path) -> None:
     readying = asyncio.create_task(Operation.prepare(Theatre(tmp_path / "twin"), UP))
     local: Any = SimpleNamespace(readying=readying)
-    step = processes.identify((await readying).pid)
+    operation = await readying
+    step = processes.identify(operation.pid)
     assert step is not None
     LocalInstance.stand_down(local)
     assert local.readying is None
     assert await processes.ended(step, 10)
+    await operation.end()  # the loop has heard of it, too
