@@ -9,7 +9,7 @@ from typing import Any, Final
 import asyncpg
 
 from controlplane.envelope import Recorded
-from controlplane.log.postgres import COLUMNS, readers, recorded
+from controlplane.log.postgres import AWAY, COLUMNS, readers, recorded
 from controlplane.refusal import Code, Refused
 
 READERS: Final = 4
@@ -83,7 +83,7 @@ class History:
                 self._pool = readers(self._url, size=READERS)
                 await self._pool  # connects to nothing yet
             rows: list[Any] = await self._pool.fetch(query, *(value for _, value in parts), limit)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except AWAY as error:
             raise Refused(Code.UNAVAILABLE, f"the log can't be read now: {error!r}", retry_after_ms=2000) from error
         return [recorded(row) for row in rows]
 

@@ -8,6 +8,7 @@ import asyncpg
 import msgspec
 import structlog
 
+from controlplane.log.postgres import AWAY
 from web.errors import ApiError
 from web.tokens import Scope, matches, split
 
@@ -68,7 +69,7 @@ class Keyring:
         try:
             async with asyncio.timeout(LOOKUP_S), self._slots:
                 found = await self._look_up(name)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except AWAY as error:
             _log.warning("token_not_checked", reason=repr(error))
             message = "the database that holds the tokens does not answer, and this token was not seen before; try again"
             raise ApiError(503, "unavailable", message, retry_after_ms=2000) from error
@@ -90,7 +91,7 @@ class Keyring:
     async def _renewed(self, name: str) -> None:
         try:
             found = await self._look_up(name)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except AWAY as error:
             _log.warning("token_not_renewed", token=name, reason=repr(error))
             if (known := self._known.get(name)) is not None:
                 known.checked_at = time.monotonic()

@@ -14,6 +14,8 @@ APPEND_S: Final = 20.0
 """A commit that takes longer is given up, and the writer with it: a disk that hangs must not look like a busy one."""
 CONNECT_S: Final = 10.0
 READERS: Final = 4
+AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a read raises while the server is away. The last: a pool whose connection breaks just as it is given back."""
 SNAPSHOTS_KEPT: Final = 3
 COLUMNS: Final = "position, stream, version, type, v, at, command, ordinal, operation, because, actor, trace, data::text"
 _APPEND: Final = f"select append({', '.join(f'${n}' for n in range(1, 20))})"
