@@ -18,6 +18,7 @@ from worker.frontend.chat import load
 from worker.sources import SourceRefused, prepare
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+pytestmark = pytest.mark.timeout(400)  # each source is opened by a process of its own, which imports torch
 
 
 def spec(source: object, **arguments: Any) -> ModelSpec:
