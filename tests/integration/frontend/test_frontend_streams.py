@@ -43,7 +43,7 @@ async def test_a_chat_is_streamed_and_leaves_nothing_behind(room: Room, source: 
         "t": "end", "finish_reason": "stop", "prompt_tokens": len(prompt.encode()),
         "completion_tokens": len(text.encode()), "chars": len(text),
     }  # fmt: skip
-    await room.until("the record is gone", lambda: not list((room.directory / "record").iterdir()), 1.0)
+    await room.until("the record is gone", lambda: not list((room.directory / "record").iterdir()))
     assert (await room.status())["running"] == 0
 
 
@@ -53,7 +53,7 @@ async def test_stop_string_over_token_borders_ends_the_engine_too(room: Room, so
         text, last = await whole(response)
     assert text == "You said: user: one "
     assert (last["finish_reason"], last["completion_tokens"]) == ("stop", len(text) + len("END-OF-ROW"))
-    await room.until("the engine stops", lambda: _idle(room), 1.0)
+    await room.until("the engine stops", lambda: _idle(room))
 
 
 async def test_max_tokens_in_mid_character(room: Room, source: Path) -> None:
@@ -124,7 +124,7 @@ async def test_delete_aborts_in_the_engine_within_a_second(room: Room, source: P
     assert count >= 1
     assert (rest[-1]["t"], rest[-1]["code"]) == ("error", "aborted")
     await room.until("the engine stops", lambda: _idle(room), 1.0)
-    await room.until("the record is gone", lambda: not list((room.directory / "record").iterdir()), 1.0)
+    await room.until("the record is gone", lambda: not list((room.directory / "record").iterdir()))
 
 
 async def test_a_reader_that_goes_away_ends_the_work(room: Room, source: Path) -> None:
@@ -135,7 +135,7 @@ async def test_a_reader_that_goes_away_ends_the_work(room: Room, source: Path) -
     await anext(stream)
     response.close()
     await room.until("the engine stops", lambda: _idle(room), 3.0)
-    await room.until("the record is gone", lambda: not list((room.directory / "record").iterdir()), 1.0)
+    await room.until("the record is gone", lambda: not list((room.directory / "record").iterdir()))
 
 
 async def test_a_reader_that_comes_back_in_time_gets_the_rest(room: Room, source: Path) -> None:
@@ -163,7 +163,7 @@ async def test_frontend_killed_in_mid_stream_loses_and_repeats_nothing(room: Roo
     assert had + rest == f"You said: user: {LONG}\nassistant: "
     assert (last["t"], last["finish_reason"]) == ("end", "stop")
     assert last["completion_tokens"] == len((had + rest).encode())
-    await room.until("the engine forgets it", lambda: _idle(room), 1.0)
+    await room.until("the engine forgets it", lambda: _idle(room))
 
 
 async def test_frontend_killed_twice_and_the_end_comes_meanwhile(room: Room, source: Path) -> None:
@@ -230,7 +230,7 @@ async def test_many_requests_end_without_a_trace(room: Room, source: Path) -> No
 
     got = await asyncio.gather(*(one(n) for n in range(100)))
     assert got == [f"You said: user: number {n}\nassistant: " for n in range(100)]
-    await room.until("no record is left", lambda: not list((room.directory / "record").iterdir()), 1.0)
+    await room.until("no record is left", lambda: not list((room.directory / "record").iterdir()))
     assert await _idle(room)
 
 

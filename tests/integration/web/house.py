@@ -29,7 +29,7 @@ from web.services import Services
 from web.tokens import new_token
 
 REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 STOP_S = 5.0
 """Of a web process that is told to end: after that nobody waits for it."""
 
