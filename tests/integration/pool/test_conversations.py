@@ -117,16 +117,19 @@ async def test_a_client_that_leaves_cancels_its_staging(daemon: Daemon, source: 
         assert (await two.stage(path)).read_bytes > 0
 
 
-async def test_a_budget_refuses_with_both_numbers(daemon: Daemon, source: Source) -> None:
+async def test_a_budget_refuses_with_both_numbers(directory: Path, source: Source) -> None:
+    daemon = Daemon(directory, budget=50 * MIB).start()
+    one, two = source("one", 1, 30 * MIB), source("two", 2, 30 * MIB)
     async with daemon.client() as client:
-        held = await client.stage(source("one", 1, 300 * MIB))
+        held = await client.stage(one)
         with pytest.raises(PoolRefused) as refused:
-            await client.stage(source("two", 2, 300 * MIB))
+            await client.stage(two)
         assert refused.value.code == "over_budget"
-        assert refused.value.need_bytes >= 300 * MIB
+        assert refused.value.need_bytes >= 30 * MIB
         assert refused.value.free_bytes == daemon.budget - held.size_bytes
         await client.drop(held.weight_set)
-        assert (await client.stage(source("two", 2, 300 * MIB))).read_bytes
+        assert (await client.stage(two)).read_bytes
+    assert daemon.stop() == 0
 
 
 async def test_a_set_that_is_mapped_is_not_dropped(daemon: Daemon, source: Source) -> None:

@@ -23,5 +23,5 @@ async def test_a_worker_that_is_told_to_leave_before_it_has_found_its_bus_leaves
         async with asyncio.timeout(60):
             await connected.wait()
         worker.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await worker.wait() == 0

@@ -15,7 +15,7 @@ from tests.workshop import DEVICE, QUICK, Plant, plant
 from worker import processes
 from worker.processes import Process
 
-HUNG_S = 1.5
+HUNG_S = 2.5
 SEEN_S = 30.0
 """From a freeze to the report: two questions, what a holder has beyond each, the end of every process; two busy cores."""
 
@@ -128,7 +128,7 @@ async def test_an_engine_that_answers_late_but_in_time_is_let_alone(plane: Plant
     up = await plane.load("a")
     engine = freeze(plane.record(up.instance).engine)
     with pytest.raises(AssertionError, match="did not come"):
-        await plane.until(lambda: plane.of_type(InstanceFailed), HUNG_S / 2)
+        await plane.until(lambda: plane.of_type(InstanceFailed), HUNG_S / 3)
     assert processes.send(engine, signal.SIGCONT)
     with pytest.raises(AssertionError, match="did not come"):
         await plane.until(lambda: plane.of_type(InstanceFailed), 2 * HUNG_S)

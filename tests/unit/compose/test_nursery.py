@@ -86,7 +86,7 @@ async def test_a_nursery_that_does_not_work_is_in_nobodys_way(
         nursery = Nursery()
     supervisor = Supervisor(tmp_path, nursery)
     child = supervisor.add(ChildSpec(name="web", argv=(sys.executable, "-c", "import time; time.sleep(600)")))
-    assert await child.ready(10)
+    assert await child.ready(30)
     await supervisor.stop()
     nursery.close()
 

@@ -44,7 +44,7 @@ def bus(monkeypatch: pytest.MonkeyPatch) -> FakeBus:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 

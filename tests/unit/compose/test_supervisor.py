@@ -23,7 +23,7 @@ DEAF = (
 )
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 30) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -44,7 +44,7 @@ def pid_of(supervisor: Supervisor, name: str) -> int:
 
 async def test_a_child_that_is_killed_comes_back(supervisor: Supervisor) -> None:
     child = supervisor.add(ChildSpec(name="a", argv=SLEEPER))
-    assert await child.ready(5)
+    assert await child.ready(30)
     first = pid_of(supervisor, "a")
     os.kill(first, signal.SIGKILL)
     await until(lambda: child.state.restarts == 1 and child.state.state == "ready")
@@ -57,8 +57,8 @@ async def test_one_child_that_cannot_be_ended_leaves_none_of_the_others_running(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last = (supervisor.add(ChildSpec(name=name, argv=SLEEPER)) for name in ("a", "b"))
-    assert await first.ready(5)
-    assert await last.ready(5)
+    assert await first.ready(30)
+    assert await last.ready(30)
 
     async def hang() -> bool:
         raise TimeoutError("process 1 is alive 5 s after SIGKILL")
@@ -107,7 +107,7 @@ async def test_ready_means_that_it_says_so(supervisor: Supervisor, tmp_path: Pat
     child = supervisor.add(ChildSpec(name="a", argv=SLEEPER, ready=ready))
     assert not await child.ready(0.1)
     flag.touch()
-    assert await child.ready(5)
+    assert await child.ready(30)
 
 
 async def test_a_child_that_ignores_the_signal_is_killed(supervisor: Supervisor) -> None:
@@ -146,7 +146,7 @@ async def main():
     for name in ("stays", "goes"):
         argv = (sys.executable, "-c", "import time; time.sleep(600)")
         child = supervisor.add(ChildSpec(name=name, argv=argv, survives=name == "stays", ready=yes))
-        assert await child.ready(10)
+        assert await child.ready(30)
     print("up", flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
@@ -166,7 +166,7 @@ async def test_a_survivor_of_a_killed_up_is_adopted_and_the_others_end(tmp_path:
         starter.stdout.close()
     assert states["goes"] is not None and states["stays"] is not None
     goes, stays = Identity.of(states["goes"]), Identity.of(states["stays"])
-    assert goes is None or await goes.ended(5)
+    assert goes is None or await goes.ended(30)
     assert stays is not None
 
     async def ready() -> bool:
@@ -174,7 +174,7 @@ async def test_a_survivor_of_a_killed_up_is_adopted_and_the_others_end(tmp_path:
 
     supervisor = Supervisor(tmp_path)
     child = supervisor.add(ChildSpec(name="stays", argv=SLEEPER, survives=True, ready=ready))
-    assert await child.ready(5)
+    assert await child.ready(30)
     assert child.adopted and child.state.pid == stays.pid
     await supervisor.stop()
     assert not stays.alive
@@ -194,7 +194,7 @@ async def test_a_survivor_that_does_not_answer_is_replaced(tmp_path: Path) -> No
     supervisor = Supervisor(tmp_path)
     (tmp_path / "run/pids/pool.json").write_text(f'{{"pid":{old.pid},"started":{identity.started},"boot":"{identity.boot}"}}')
     child = supervisor.add(ChildSpec(name="pool", argv=SLEEPER, survives=True, ready=ready))
-    assert await child.ready(10)
+    assert await child.ready(30)
     assert not child.adopted and child.state.pid != old.pid
     old.wait()
     await supervisor.stop()

@@ -91,7 +91,7 @@ async def test_one_is_taken_only_when_something_happened(log: Counting) -> None:
 async def test_a_start_that_had_to_fold_far_is_the_last_one_that_does(log: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "EVERY_EVENTS", 5)
     running = asyncio.create_task(Snapshotter(log, await restore(log)).run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not await log.snapshots(EVOLVE_VERSION):
             await asyncio.sleep(0.001)
     running.cancel()

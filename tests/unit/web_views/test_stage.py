@@ -35,7 +35,7 @@ async def test_the_lists_fill_in_once_the_log_answers_and_again_after_a_gap() ->
     stage = Stage(plane, plane, plane, plane, Site("http://house"))
     running = asyncio.create_task(stage.run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not stage.painter.recent.ended_requests():
                 await asyncio.sleep(0.01)
         before = len(stage.painter.recent.ended_requests())
@@ -43,7 +43,7 @@ async def test_the_lists_fill_in_once_the_log_answers_and_again_after_a_gap() ->
             unseen.setattr(plane, "tell", lambda change: None)
             plane.end(plane.request("tiny-qwen", instance="ins_01JDXB4M9S7QKC2W5T8C"))
         plane.tell(Resynced(plane.fleet))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(stage.painter.recent.ended_requests()) == before:
                 await asyncio.sleep(0.01)
     finally:

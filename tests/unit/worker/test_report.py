@@ -48,7 +48,7 @@ async def sent(plane: Plane, *bodies: report.Report) -> list[Order]:
     reporter = Reporter(plane, "n1")
     for body in bodies:
         reporter.report(body)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while reporter.waiting:
             await asyncio.sleep(0.001)
     await reporter.close()

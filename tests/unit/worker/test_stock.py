@@ -62,7 +62,7 @@ async def test_a_retry_does_not_wait_for_the_next_try() -> None:
     desired = Desired(node="n1").after(registered)
     reports: list[Report] = []
     kept = Stock(shelf, lambda: desired, reports.append, Board())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         kept.follow()
         await shelf.tried.acquire()
         kept.follow()
