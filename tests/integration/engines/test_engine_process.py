@@ -159,7 +159,7 @@ async def test_orders_and_refusals(room: Room) -> None:
     assert (awake.awake, awake.bytes_kv, awake.bytes_private) == (True, 500, 1500)
     assert awake.attached == attach.weight_set
     assert awake.bytes_mapped >= 4096
-    await side.say(Submit(request="r", prompt=tuple(b"x" * 20), sampling=GREEDY))
+    await side.say(Submit(request="r", prompt=tuple(b"x" * 80), sampling=GREEDY))  # two seconds
     await side.output("r", 1)
     assert (await room.holder.fault(Sleep())).code == "busy"
     drain = await room.holder.fault(Drain(deadline_ms=20))

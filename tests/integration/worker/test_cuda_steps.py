@@ -66,7 +66,7 @@ async def test_a_call_that_hangs_is_given_up_and_its_process_killed(pid: int, tm
     operation = await Operation.prepare(theatre, DOWN)
     step = operation.pid
     with pytest.raises(StepFailed) as failed:
-        await operation.carry_out((pid,), 0.5)
+        await operation.carry_out((pid,), 2.0)
     assert failed.value.code == "step_deadline"
     assert "lock" in failed.value.message
     assert processes.identify(step) is None

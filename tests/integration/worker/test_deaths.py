@@ -195,7 +195,7 @@ async def eight_talking(plane: Plant) -> tuple[Instance, list["asyncio.Task[list
     """An engine in the middle of eight answers of some 60 tokens."""
     plane.deadlines = replace(plane.deadlines, drain=20.0)
     await plane.restart_worker()
-    await plane.register("a", tokens_per_s=50, max_num_seqs=8, kv_bytes=8 * MIB)
+    await plane.register("a", tokens_per_s=25, max_num_seqs=8, kv_bytes=8 * MIB)
     up = await plane.load("a")
     callers = [asyncio.create_task(plane.generate(up, f"req_{n}", said(n))) for n in range(8)]
     port, frontend = plane.record(up.instance).port, plane.worker.reconciler.keepers[up.instance].local.frontend
