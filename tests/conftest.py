@@ -1,5 +1,6 @@
 """Fixtures of every tier."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -7,6 +8,9 @@ import pytest
 
 from tests.plane import NODE, PlaneUnderTest, fake, running
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Tests run beside others: torch's threads, of which each spins until the last has come, then take minutes for seconds' work.
+Engines say themselves how many they have."""
 THREE = NODE + fake("alpha") + fake("beta", context_tokens=3000) + fake("gamma", tokens_per_s=200)
 """Three models that take a whole device each, and two devices."""
 
