@@ -22,6 +22,7 @@ from compose.embedded.programs import abandoned as wheels
 from compose.embedded.refusal import ServerRefusal
 from compose.gpus import look
 from compose.imagechecks import image_checks
+from compose.nodechecks import node_check
 from compose.remains import belonging
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
@@ -42,6 +43,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield _disk(data)
     yield from _servers(data)
     yield _shared_memory(data)
+    yield node_check(data, running=running)
     yield from image_checks(data)
     yield _port(port, running)
     yield from _left_over()

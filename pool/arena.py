@@ -9,8 +9,10 @@ from pool import manifest
 from pool.huge import allocate
 from pool.layout import Gaps
 from pool.manifest import Manifest, segment_name
+from pool.nodes import Nodes
 from pool.place import OWNER, free_bytes
 from pool.spares import Spare
+from pool.topology import NO_TOPOLOGY, Topology
 
 RESERVE_BYTES = 256 << 20
 """Left to the host when memory is asked for: below this the kernel starts to look for a victim."""
@@ -23,8 +25,11 @@ _ZEROS = bytes(1 << 20)
 class Draft:
     """A weight set in the making. Until `publish` it is a leftover in the eyes of any later daemon."""
 
-    def __init__(self, path: Path, sizes: tuple[int, ...], gaps: Gaps) -> None:
+    def __init__(self, path: Path, sizes: tuple[int, ...], gaps: Gaps, nodes: Nodes) -> None:
         self.path = path
+        self._nodes = nodes
+        self.planned: tuple[int | None, ...] = (None,) * len(sizes)
+        """Memory node of each segment."""
         self.sizes = sizes
         self.spares: dict[int, Spare] = {}
         """Segment -> memory that lay ready for it."""
@@ -33,15 +38,17 @@ class Draft:
         """Not yet taken from the host."""
         self._gaps = gaps
 
-    def use(self, spares: dict[int, Spare]) -> None:
+    def use(self, spares: dict[int, Spare], planned: tuple[int | None, ...] | None = None) -> None:
         """Before anything is allocated; the draft's from now on."""
         self.spares = spares
+        self.planned = planned or self.planned
         self.missing_bytes = sum(size for number, size in enumerate(self.sizes) if number not in spares)
 
     def allocate(self, number: int) -> None:
         """The segment's memory, its gaps zeroed. Raises OSError (ENOSPC: the host has no more), never a SIGBUS later."""
         if (spare := self.spares.get(number)) is not None:
             self.fds[number] = spare.fd  # first: should it not become that large, it goes back to where it was
+            self._nodes.prefer(spare.fd, self.sizes[number], self.planned[number])
             spare.become(self.path / segment_name(number), self.sizes[number])
             for offset, size in self._gaps.get(number, ()) if spare.dirty else ():
                 for at in range(offset, offset + size, len(_ZEROS)):
@@ -49,8 +56,13 @@ class Draft:
             return
         fd = os.open(self.path / segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.fds[number] = fd
+        self._nodes.prefer(fd, self.sizes[number], self.planned[number])
         allocate(fd, 0, self.sizes[number])
         self.missing_bytes -= self.sizes[number]
+
+    def lies_on(self) -> tuple[int | None, ...]:
+        """Memory node of each segment, once all are written; `()` where there is one node, or none is told."""
+        return self._nodes.found(self.fds, self.sizes)
 
     def seal(self) -> None:
         """Nobody writes any more."""
@@ -70,8 +82,9 @@ class Draft:
 
 
 class Arena:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, topology: Topology = NO_TOPOLOGY) -> None:
         self.root = root
+        self.nodes = Nodes(topology, in_memory=_is_memory(root))
 
     def room(self) -> int:
         """Bytes that the host can give: file system, memory (if these files are memory), control group."""
@@ -84,7 +97,7 @@ class Arena:
         """`gaps`: what no tensor covers."""
         path = self.root / (_DRAFT + secrets.token_hex(8))
         path.mkdir(mode=0o700)
-        return Draft(path, sizes, gaps)
+        return Draft(path, sizes, gaps, self.nodes)
 
     def publish(self, draft: Draft, of: Manifest) -> None:
         draft.seal()

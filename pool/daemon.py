@@ -93,13 +93,22 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    arena = Arena(root)
-    gpus = _gpus(helpers=options.helpers) if options.gpus else ()
+    gpus, topology = _gpus(helpers=options.helpers) if options.gpus else ((), NO_TOPOLOGY)
+    arena = Arena(root, topology)
     ready_bytes = options.budget // 4 if options.ready is None else options.ready
-    server = Server(arena, Residency(options.budget), *gpus, ready_bytes=ready_bytes)
+    server = Server(arena, Residency(options.budget), gpus, topology, ready_bytes=ready_bytes)
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
-    log.info("ready", extra={"socket": str(options.socket), "segments": str(root), "budget_bytes": options.budget})
+    log.info(
+        "ready",
+        extra={
+            "socket": str(options.socket),
+            "segments": str(root),
+            "budget_bytes": options.budget,
+            "memory_nodes": [node.number for node in arena.nodes.nodes()],
+            "placement": arena.nodes.state,
+        },
+    )
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -122,7 +131,7 @@ def _gpus(*, helpers: bool) -> tuple[Sequence[Gpu], Topology]:
     except RuntimeError as error:  # the bindings' own, where there is no driver
         raise CannotStart(f"--gpus needs a driver: {error}") from error
     log.info("topology", extra={"places": topology.places, "peers": sorted(topology.peers), "helpers": helpers})
-    return found, topology if helpers else NO_TOPOLOGY
+    return found, topology if helpers else msgspec.structs.replace(topology, peers=frozenset())
 
 
 def _directory(path: Path) -> Path:

@@ -62,7 +62,7 @@ class Deposits:
         self._stagings.way.enter()
         try:
             covered = [(tensor.segment, tensor.offset, tensor.size_bytes) for tensor in request.tensors]
-            draft = await self._stagings.begin(request.segments, covered)
+            draft = await self._stagings.begin(request.segments, covered, device=request.device)
         except BaseException:
             self._stagings.way.leave()
             self._residency.settle(ticket)

@@ -1,6 +1,7 @@
 """What a weight set's directory holds, in a file that is written last: a directory without a sound manifest is a leftover."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -30,10 +31,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[Origin, ...]
     host_segments: int = 0
     """The last so many segments never go to a device."""
+    nodes: tuple[int | None, ...] = ()
+    """Memory node that each segment was found on; `()`: there is but one, or the kernel did not tell."""
 
     @property
     def size_bytes(self) -> int:
         return sum(self.segments)
+
+    @property
+    def node_bytes(self) -> dict[int, int]:
+        """Memory node -> bytes."""
+        found: Counter[int] = Counter()
+        for node, size in zip(self.nodes, self.segments, strict=False):
+            if node is not None:
+                found[node] += size
+        return dict(found)
 
 
 def segment_name(number: int) -> str:

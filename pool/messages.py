@@ -8,6 +8,8 @@ closing it (or dying) gives the reference back.
 
 import msgspec
 
+from pool.numa import MemoryNode
+
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Bring a directory of safetensors files into the pool. Answers: `Staging` any number of times, then `Staged` or `Refusal`.
@@ -58,6 +60,8 @@ class Deposit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Absolute directory of the files that the engine has loaded."""
     form: str
     """What the engine makes of the files: one source has one set per form (a configuration's id)."""
+    device: str | None = None
+    """UUID of the GPU that the engine is on: the set comes to lie on its memory node."""
     segments: tuple[int, ...]
     host_segments: int
     """The last so many are never on a device: engines copy the tensors in them into memory of their own."""
@@ -191,6 +195,8 @@ class SetState(msgspec.Struct, frozen=True, kw_only=True):
     """The first one that had these bytes."""
     bad: tuple[str, ...] = ()
     """Tensors that were found corrupt: it goes when its last holder goes."""
+    node_bytes: dict[int, int] = {}
+    """Memory node -> bytes of it; empty: there is but one node, or the kernel does not tell."""
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +230,9 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     devices: tuple[DeviceState, ...] = ()
     ready_bytes: int = 0
     """Memory without a set that the host has given already: it makes room whenever a set needs it."""
+    nodes: tuple[MemoryNode, ...] = ()
+    placement: str = ""
+    """`one node`, `placed`, or `not placed: ` and why."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):

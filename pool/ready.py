@@ -11,6 +11,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,8 @@ class Ready:
     def __init__(self, arena: Arena, devices: Devices, way: Way, allowed: Callable[[], int]) -> None:
         self._arena, self._devices, self._way, self._allowed = arena, devices, way, allowed
         self._wanted: tuple[int, ...] = ()
+        self._planned: tuple[int | None, ...] = ()
+        """Memory nodes of the sizes that are wanted."""
         self._spares: list[Spare] = []
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "pool-ready", initializer=_yield_to_others)
@@ -54,7 +57,7 @@ class Ready:
     def start(self, wanted: Sequence[int]) -> None:
         """Take over what an earlier daemon had ready. wanted: sizes that are likely to be asked for."""
         if (self._arena.root / READY).is_dir():
-            self._spares = [spare for path in sorted((self._arena.root / READY).iterdir()) if (spare := _adopted(path))]
+            self._spares = [spare for path in sorted((self._arena.root / READY).iterdir()) if (spare := self._adopted(path))]
         self._wanted = tuple(wanted)
         self._task = asyncio.create_task(self._run(), name="make memory ready")
         self._changed.set()
@@ -71,12 +74,17 @@ class Ready:
 
     # ---- for sets that come and go --------------------------------------------------------------------------
 
-    async def claim(self, sizes: tuple[int, ...], *, free_bytes: int) -> dict[int, Spare]:
-        """Segment -> memory for it. What stays ready leaves room in the budget (`free_bytes`) and on the host for the rest."""
-        self._wanted = sizes
-        found = matched(self._spares, sizes)
+    async def claim(self, sizes: tuple[int, ...], planned: tuple[int | None, ...] = (), *, free_bytes: int) -> dict[int, Spare]:
+        """Segment -> memory for it. What stays ready leaves room in the budget (`free_bytes`) and on the host for the rest.
+
+        planned: the memory node that each shall lie on.
+        """
+        self._wanted, self._planned = sizes, planned
+        found = matched(self._spares, sizes, planned)
         for spare in found.values():
             self._spares.remove(spare)
+        for far in [one for one in self._spares if one.node is not None and one.size in sizes and one.node not in planned]:
+            await self._shed(far)  # it would count as what is wanted, and be refused each time
         fresh = sum(size for number, size in enumerate(sizes) if number not in found)
         while self._spares and (self.size_bytes > free_bytes or fresh > await asyncio.to_thread(self._arena.room)):
             await self._shed(max(self._spares, key=lambda spare: spare.size))
@@ -104,7 +112,9 @@ class Ready:
             if self.size_bytes + size <= self._allowed() and (slab is not None or not self._devices):
                 path = (grave / segment_name(number)).rename(self._path())
                 os.chmod(path, 0o600)
-                self._spares.append(Spare(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size, dirty=True, slab=slab))
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                node = of.nodes[number] if of.nodes else None
+                self._spares.append(Spare(path, fd, size, dirty=True, slab=slab, node=node))
             else:
                 await self._devices.unpin(slab)
         if not self._wanted:
@@ -146,6 +156,8 @@ class Ready:
     async def _make(self, size: int) -> None:
         path = self._path()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        node = self._node_for(size)
+        self._arena.nodes.prefer(fd, size, node)
         loop = asyncio.get_running_loop()
         chunk: asyncio.Future[None] | None = None
         try:
@@ -161,13 +173,29 @@ class Ready:
             os.close(fd)
             path.unlink()
             raise
-        self._spares.append(Spare(path, fd, size, dirty=False))
+        self._spares.append(Spare(path, fd, size, dirty=False, node=node))
+
+    def _node_for(self, size: int) -> int | None:
+        """Of the segments of this size that are wanted, where the next one is missing."""
+        there = Counter(spare.node for spare in self._spares if spare.size == size)
+        planned = [node for each, node in zip(self._wanted, self._planned, strict=False) if each == size]
+        return next((node for node, count in Counter(planned).items() if there[node] < count), None)
 
     async def _shed(self, spare: Spare) -> None:
         self._spares.remove(spare)
         await self._devices.unpin(spare.slab)
         os.close(spare.fd)
         await asyncio.to_thread(spare.path.unlink)
+
+    def _adopted(self, path: Path) -> Spare | None:
+        """A file that was wholly given by the host; anything else goes."""
+        state = path.stat()
+        if not state.st_size or state.st_blocks * 512 < state.st_size:
+            path.unlink()
+            return None
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        found = self._arena.nodes.found([fd], [state.st_size])
+        return Spare(path, fd, state.st_size, dirty=True, node=found[0] if found else None)
 
     def _path(self) -> Path:
         directory = self._arena.root / READY
@@ -177,15 +205,6 @@ class Ready:
 
 def _to_pin(spare: Spare) -> bool:
     return spare.slab is None or spare.slab.to_pin
-
-
-def _adopted(path: Path) -> Spare | None:
-    """A file that was wholly given by the host; anything else goes."""
-    state = path.stat()
-    if not state.st_size or state.st_blocks * 512 < state.st_size:
-        path.unlink()
-        return None
-    return Spare(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), state.st_size, dirty=True)
 
 
 def _yield_to_others() -> None:

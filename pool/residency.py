@@ -164,6 +164,7 @@ class Residency:
                 mapped_by=resident.holders,
                 source=resident.manifest.origins[0].path,
                 bad=resident.bad,
+                node_bytes=resident.manifest.node_bytes,
             )
             for name, resident in self.sets.items()
         )

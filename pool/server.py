@@ -216,7 +216,10 @@ class Server:
     async def _describe(self) -> Described:
         described = self.residency.describe(os.getpid())
         devices = await self.devices.describe()
-        return msgspec.structs.replace(described, devices=devices, ready_bytes=self.ready.size_bytes)
+        nodes = self.arena.nodes
+        return msgspec.structs.replace(
+            described, devices=devices, ready_bytes=self.ready.size_bytes, nodes=nodes.nodes(), placement=nodes.state
+        )
 
     async def _drop(self, weight_set: str) -> None:
         self.residency.leave(weight_set)

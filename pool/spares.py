@@ -22,6 +22,8 @@ class Spare:
     """An earlier set's bytes are in it: gaps between tensors are to be zeroed."""
     slab: Slab | None = None
     """Where there are devices: the daemon's mapping, pinned or about to be."""
+    node: int | None = None
+    """Memory node that it lies on, where there are several."""
 
     def become(self, path: Path, size: int) -> None:
         """The segment of a set, of this size. Raises OSError: then it is as large as it was."""
@@ -66,16 +68,27 @@ def next_step(have: Sequence[int], wanted: Sequence[int], allowed_bytes: int) ->
     return None
 
 
-def matched(have: Sequence[Spare], sizes: Sequence[int]) -> dict[int, Spare]:
-    """Which spare becomes which segment: equal sizes first, then any within a factor of two; a mapped one keeps its size."""
+def matched(have: Sequence[Spare], sizes: Sequence[int], nodes: Sequence[int | None] = ()) -> dict[int, Spare]:
+    """Which spare becomes which segment: equal sizes first, then any within a factor of two; a mapped one keeps its size.
+
+    nodes: where each segment shall lie. A spare of another one stays: its pages don't move, and each copy would cross.
+    """
     left, found = list(have), dict[int, Spare]()
+
+    def lies_well(spare: Spare, number: int) -> bool:
+        return not nodes or nodes[number] is None or spare.node in {None, nodes[number]}
+
     for number, size in enumerate(sizes):
-        if (spare := next((one for one in left if one.size == size), None)) is not None:
+        if (spare := next((one for one in left if one.size == size and lies_well(one, number)), None)) is not None:
             found[number] = spare
             left.remove(spare)
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         size = sizes[number]
-        near = [one for one in left if one.slab is None and max(one.size, size) <= 2 * min(one.size, size)]
+        near = [
+            one
+            for one in left
+            if one.slab is None and max(one.size, size) <= 2 * min(one.size, size) and lies_well(one, number)
+        ]
         if number not in found and near:
             found[number] = spare = min(near, key=lambda one: abs(one.size - size))
             left.remove(spare)

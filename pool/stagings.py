@@ -2,9 +2,12 @@
 
 import asyncio
 import errno
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from pool import stage
 from pool.arena import Arena, Draft
@@ -17,6 +20,7 @@ from pool.residency import Refused, Residency
 from pool.safetensors import BadSource, Source, read_source
 from pool.way import Way
 
+log = logging.getLogger("pool")
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 
 
@@ -92,12 +96,19 @@ class Stagings:
         """Bytes that the host can give to a set, those that lie ready included."""
         return await asyncio.to_thread(self.arena.room) - self.missing() + self.ready.size_bytes
 
-    async def begin(self, sizes: tuple[int, ...], covered: Iterable[tuple[int, int, int]]) -> Draft:
-        """In memory that lies ready, as far as there is any. covered: (segment, offset, size) of each tensor. To be ended."""
+    async def begin(
+        self, sizes: tuple[int, ...], covered: Iterable[tuple[int, int, int]], *, device: str | None = None
+    ) -> Draft:
+        """In memory that lies ready, as far as there is any. covered: (segment, offset, size) of each tensor. To be ended.
+
+        device: on whose memory node it shall lie.
+        """
+        planned = self.arena.nodes.plan(sizes, device)
         draft = self.arena.begin(sizes, gaps(sizes, covered))
         self.drafts.add(draft)
         try:
-            draft.use(await self.ready.claim(sizes, free_bytes=self.residency.budget_bytes - self.residency.used_bytes))
+            unused = self.residency.budget_bytes - self.residency.used_bytes
+            draft.use(await self.ready.claim(sizes, planned, free_bytes=unused), planned)
         except BaseException:
             await self.end(draft)
             raise
@@ -136,7 +147,9 @@ class Stagings:
                 kept = self.residency.add_origin(manifest.weight_set, manifest.origins[0])
                 self.arena.rewrite(kept)
                 return kept
+            manifest = msgspec.structs.replace(manifest, nodes=await asyncio.to_thread(draft.lies_on))
             await asyncio.to_thread(self.arena.publish, draft, manifest)
+            log.info("placed", extra={"weight_set": manifest.weight_set, "nodes": manifest.node_bytes})
             if known is not None:
                 await self.devices.replaced(manifest.weight_set)
             there = {number: spare.slab for number, spare in draft.spares.items() if spare.slab is not None}

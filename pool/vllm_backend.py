@@ -82,7 +82,7 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
     def bind(self, worker: Any, pool_socket: str, device: str, *, beside: tuple[str, ...] = ()) -> None:
         """worker: vLLM's. device: the UUID of its GPU. beside: those of the other ranks, which attach when this one does."""
         self._worker = worker
-        self._weights = VllmWeights(*vllm_version.models(worker))
+        self._weights = VllmWeights(*vllm_version.models(worker), device=device)
         self._kv = Kv(vllm_version.when_kv_is_back(worker))
         vllm_version.make_loadable(worker)
         self._where, self._beside = (pool_socket, device), beside
@@ -90,6 +90,7 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
     def moved(self, device: str) -> None:
         """The process is on another GPU now: from here on its weights go there."""
         self._where = (self._where[0], device)
+        self.weights.device = device
 
     @property
     def weights(self) -> VllmWeights:

@@ -25,7 +25,9 @@ _TAG = "weights"
 class VllmWeights:
     """One model's. Every method is called by the engine's thread, with no kernel under way that reads weights."""
 
-    def __init__(self, model: torch.nn.Module, draft: torch.nn.Module | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, draft: torch.nn.Module | None = None, *, device: str | None = None) -> None:
+        self.device = device
+        """UUID of the GPU that they are on."""
         self._allocator = CuMemAllocator.get_instance()
         self._models = {"": model} if draft is None else {"": model, "draft.": draft}
         """By what stands before the names of their tensors."""
@@ -92,13 +94,14 @@ class VllmWeights:
         self._own = False
 
     def deposit(self, pool_socket: str, source: str, form: str) -> Staged:
-        """Copy the weights into the pool. Raises PoolRefused, OSError."""
+        """Copy the weights into the pool, onto the memory node of the GPU. Raises PoolRefused, OSError."""
         assert self._own
         torch.cuda.synchronize()
         layout = self._native
         request = Deposit(
-            source=source, form=form, segments=layout.segments, host_segments=layout.host_segments, tensors=layout.tensors
-        )
+            source=source, form=form, segments=layout.segments, host_segments=layout.host_segments, tensors=layout.tensors,
+            device=self.device,
+        )  # fmt: skip
         staged = deposit(pool_socket, request, lambda fds: copy_out(layout, self._context, fds))
         self._loose = staged.weight_set
         return staged
