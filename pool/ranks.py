@@ -21,6 +21,8 @@ class Word(msgspec.Struct, frozen=True):
     shared_bytes: int
     bytes_mapped: int
     bytes_kv: int
+    graphs: int = 0
+    """CUDA graphs that it has captured."""
 
 
 class Answer(msgspec.Struct, frozen=True):

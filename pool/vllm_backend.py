@@ -13,7 +13,7 @@ import torch
 from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
 
-from pool import vllm_version
+from pool import vllm_graphs, vllm_version
 from pool.devicelink import find
 from pool.messages import Filled
 from pool.vllm_weights import VllmWeights
@@ -24,6 +24,7 @@ _KV = "kv_cache"
 
 def register() -> None:
     """Run by vLLM in each of its processes, possibly twice."""
+    vllm_graphs.count()
     if NAME not in SleepModeBackendFactory._registry:
         SleepModeBackendFactory.register_backend(NAME, "pool.vllm_backend", "PoolBackend")
 
@@ -107,6 +108,11 @@ class PoolBackend(SleepModeBackend):  # type: ignore[misc]
     def find(self, pool_socket: str, source: str, form: str) -> str | None:
         """The set of these files in this form, if the pool has it. Raises PoolRefused, OSError."""
         return find(pool_socket, source, form)
+
+    @property
+    def graphs(self) -> int:
+        """CUDA graphs that this process has captured."""
+        return vllm_graphs.captured()
 
     def trim(self) -> None:
         """Give back what torch keeps for later."""

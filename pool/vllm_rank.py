@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from pool import vllm_backend, vllm_version
+from pool import vllm_backend, vllm_graphs, vllm_version
 from pool.devicelink import find
 from pool.ranks import JOINT, Answer, Word, form_of
 
@@ -49,8 +49,9 @@ class _Orders:
     def word(self) -> Word:
         weights = self._backend.weights
         return Word(
-            os.getpid(), weights.own, weights.attached, weights.shared_bytes, weights.bytes_mapped, self._backend.kv.size_bytes
-        )
+            os.getpid(), weights.own, weights.attached, weights.shared_bytes, weights.bytes_mapped, self._backend.kv.size_bytes,
+            vllm_graphs.captured(),
+        )  # fmt: skip
 
     def bind(self, devices: tuple[str, ...]) -> None:
         """The first order. From here on this rank dies with the engine's process, and with it whatever that holds."""

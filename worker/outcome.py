@@ -43,5 +43,6 @@ def outcome(
         node=node, instance=instance, directive=number, model=d.model, revision=d.revision,
         weight_set=local.seen.attached or "", grant=d.grant or 0, endpoint=local.frontend.endpoint(record.port), pid=pid,
         took_ms=took_ms, bytes_mapped=state.bytes_mapped if state else 0, bytes_used=used, check=check,
-        image=local.restored_from, steps=steps,
+        image=local.restored_from, graphs=state.graphs if state else None, graphs_again=state.graphs_again if state else 0,
+        steps=steps,
     )  # fmt: skip

@@ -99,6 +99,7 @@ def _move(engine: EngineProcess, attach: Attach, devices: tuple[gpus.Gpu, ...], 
         "restore_ms": took["restore"], "attach_ms": attach_ms, "copy_ms": up.copy_ms, "wake_ms": wake_ms,
         "first_token_added_ms": added_ms, "bytes_copied": up.bytes_copied, "there": state.bytes_device is not None,
         "left_bytes": gpus.processes(source.uuid).get(pid, 0), "to": target.index,
+        "graphs": state.graphs, "graphs_again": state.graphs_again,
     }  # fmt: skip
 
 

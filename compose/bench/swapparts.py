@@ -89,6 +89,7 @@ class SwapParts:
             "copy_ms": up.copy_ms, "wake_ms": wake_ms, "first_token_added_ms": added_ms, "drain_ms": drain_ms,
             "sleep_ms": sleep_ms, "detach_ms": detach_ms, "warm_first_token_ms": warm_ms, "bytes_copied": up.bytes_copied,
             "same_tokens": ids == self.tokens.setdefault(name, ids), **top, **self._used("device_bytes_asleep"),
+            "graphs": up.graphs, "graphs_again": engine.tell(Health()).graphs_again,
         }  # fmt: skip
 
     def switches(self, *, resident: bool) -> Row:

@@ -71,6 +71,12 @@ def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]
             f"{rate / bus / ranks:.1%} of the bus" + (f", {ranks} links" if ranks > 1 else ""),
         )
         yield "cycle", f"{cycle['cycle_ms'][0]:.0f} ms", f"goal {over * floor_ms + added_ms:.0f} ms, {size / 1e9:.2f} GB"
+        if "graphs" in cycle:
+            yield (
+                "CUDA graphs captured again",
+                f"{cycle['graphs_again'][2]:.0f}",
+                f"of {cycle['graphs'][0]:.0f}, over all cycles",
+            )
         if "switches" in parts:
             yield "switch", _switch(parts["switches"]), f"goal {OVER_COPY * floor_ms + SWITCH_MS:.0f} ms"
     elif "switches" in parts:

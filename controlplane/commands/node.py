@@ -117,6 +117,8 @@ class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_used: int
     check: str = "skipped"
     image: str | None = None
+    graphs: int | None = None
+    graphs_again: int = 0
     steps: tuple[Step, ...] = ()
 
 

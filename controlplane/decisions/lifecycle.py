@@ -45,7 +45,7 @@ def up(draft: Draft, report: ReportUp) -> None:
             node=report.node, instance=report.instance, directive=report.directive, model=report.model,
             revision=report.revision, weight_set=report.weight_set, grant=report.grant, endpoint=report.endpoint,
             pid=report.pid, took_ms=report.took_ms, bytes_mapped=report.bytes_mapped, bytes_used=report.bytes_used,
-            check=report.check, image=report.image, steps=report.steps,
+            check=report.check, image=report.image, graphs=report.graphs, graphs_again=report.graphs_again, steps=report.steps,
         ),
         operation=directive.operation, because=directive.number,
     )  # fmt: skip

@@ -94,6 +94,10 @@ class InstanceUp(Event, frozen=True, kw_only=True):
     """`same_tokens`, `recorded` (first time) or `skipped`."""
     image: str | None = None
     """The image that its process was restored from in this climb."""
+    graphs: int | None = None
+    """CUDA graphs that its process captured when it started, all ranks together; None: an engine without any."""
+    graphs_again: int = 0
+    """Captured since: graphs and their addresses outlast a sleep, a move and a restore, so 0 is what was counted."""
     steps: tuple[Step, ...] = ()
 
 

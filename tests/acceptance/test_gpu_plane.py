@@ -13,6 +13,7 @@ import pytest
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from tests.plane import PlaneUnderTest, grants_overlap, running
+from tests.standin.engine import GRAPHS
 from tests.standin.install import install
 from tests.standin.room import Room, Taker
 from tests.tinymodels import tiny
@@ -62,6 +63,8 @@ async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, 
     assert any("start_engine" not in names and "sleep" not in names and "attach" in names for names in steps), "a switch awake"
     checks = [one.event.check for one in events if one.type == "InstanceUp"]  # type: ignore[union-attr]
     assert checks.count("recorded") == 3, "each weight set's answer was recorded at its first wake"
+    graphs = {(one.event.graphs, one.event.graphs_again) for one in events if one.type == "InstanceUp"}  # type: ignore[union-attr]
+    assert graphs == {(GRAPHS, 0)}, "counted at each wake and switch"
 
 
 async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plane: PlaneUnderTest, machine: Path) -> None:

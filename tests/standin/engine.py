@@ -30,6 +30,8 @@ SHARE = 2 * MIB
 LETTERS = 94
 """Ids 0 to 93 are printable in the byte tokenizer of tests."""
 CHECK = "check"
+GRAPHS = 3
+"""Captured by its start, and never again."""
 
 
 class VllmEngine:
@@ -190,7 +192,7 @@ class VllmEngine:
         attached = self._attachment.attached.weight_set if self._attachment is not None else None
         return State(
             attached=attached, awake=self._awake, running=len(self._running), bytes_mapped=self._size if attached else 0,
-            bytes_kv=self._kv.size, bytes_own=self._own.size, bytes_private=0,
+            bytes_kv=self._kv.size, bytes_own=self._own.size, bytes_private=0, graphs=GRAPHS,
         )  # fmt: skip
 
 

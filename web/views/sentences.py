@@ -102,7 +102,7 @@ def _of_instances(event: AnyEvent) -> str:
             why = f"makes room for {e.victim_of}" if e.victim_of else CAUSES.get(e.code, e.code)
             return f"{short(e.instance)} is to {goal}: {why}"
         case InstanceUp() as e:
-            return f"{short(e.instance)} serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used"
+            return f"{short(e.instance)} serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used{_graphs(e)}"
         case InstanceSlept() as e:
             return f"{short(e.instance)} asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
         case InstanceCheckpointed() as e:
@@ -127,6 +127,11 @@ def _of_instances(event: AnyEvent) -> str:
             return f"{e.kind} {e.model or e.instance or ''} failed ({e.code}): {e.message}"
         case _:
             return _of_models(event)
+
+
+def _graphs(up: InstanceUp) -> str:
+    """Of an engine that has any: none captured again is what a wake should say."""
+    return f", {up.graphs_again or 'none'} of {up.graphs} CUDA graphs captured again" if up.graphs else ""
 
 
 def _of_models(event: AnyEvent) -> str:

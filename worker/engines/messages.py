@@ -105,6 +105,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     copy_ms: float = 0.0
     copy_links: dict[str, int] = {}
     """UUID of the GPU whose link it went over -> bytes."""
+    graphs: int | None = None
+    """CUDA graphs that the process (all ranks of it) captured when it started; None: none can be."""
+    graphs_again: int = 0
+    """Captured since then, over all its sleeps, moves and restores."""
 
 
 class Stocked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

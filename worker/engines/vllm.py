@@ -54,6 +54,7 @@ class VllmEngine(Requests):
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._gang = gang(self._core, devices) if len(devices) > 1 else None
         self._backend: PoolBackend | Gang = self._gang or alone(self._core, device)
+        self._graphs = self._backend.graphs
         self._awake = self._parked = False
         self._running: dict[str, Sampling] = {}
         self._filled = Filled(copied_bytes=0, took_ms=0.0, bytes_per_s=0.0, path="resident")
@@ -208,4 +209,5 @@ class VllmEngine(Requests):
             bytes_private=used or 0, bytes_device=used,
             bytes_copied=self._filled.copied_bytes, copy_ms=self._filled.took_ms,
             copy_links={shard.via: shard.copied_bytes for shard in self._filled.shards},
+            graphs=self._graphs, graphs_again=self._backend.graphs - self._graphs,
         )  # fmt: skip

@@ -44,6 +44,11 @@ class Gang:
         self.order("bind", devices)
 
     @property
+    def graphs(self) -> int:
+        """CUDA graphs that all ranks together have captured."""
+        return sum(word.graphs for word in self._words)
+
+    @property
     def words(self) -> tuple[Word, ...]:
         return self._words
 

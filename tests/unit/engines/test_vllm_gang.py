@@ -113,6 +113,15 @@ def test_kv_memory_that_is_there_is_not_asked_for_again(ranks: Ranks) -> None:
     assert ranks.orders[-2:] == ["kv_release", "kv_create"]
 
 
+def test_graphs_of_all_ranks_are_counted_with_each_order(ranks: Ranks) -> None:
+    ranks.words = [replace(word, graphs=35) for word in ranks.words]
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    assert gang.graphs == 70
+    ranks.words[1] = replace(ranks.words[1], graphs=36)  # one captured again while it woke
+    gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
+    assert gang.graphs == 71
+
+
 def _die_with_a_rank() -> None:
     ranks = Ranks(2)
     Gang(ranks, ("GPU-a", "GPU-b"))

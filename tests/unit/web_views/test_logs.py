@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.envelope import Recorded
-from controlplane.events import AnyEvent
+from controlplane.events import AnyEvent, InstanceUp
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from web.views import figures
@@ -159,3 +159,15 @@ def test_ids_of_elements_are_fit_for_selectors_and_stay_apart() -> None:
     slugs = [figures.slug(name) for name in names]
     assert len(set(slugs)) == len(names)
     assert all(c.isascii() and (c.isalnum() or c in "-_") for slug in slugs for c in slug)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "again", "said"),
+    [(70, 0, ", none of 70 CUDA graphs captured again"), (35, 3, ", 3 of 35 CUDA graphs captured again"), (None, 0, " used")],
+)
+def test_graphs_that_were_captured_again_are_told_with_the_wake(graphs: int | None, again: int, said: str) -> None:
+    up = InstanceUp(
+        node="n1", instance="ins_1", directive=1, model="a", revision=1, weight_set="ws_1", grant=1, endpoint="http://here",
+        pid=1, took_ms=1, bytes_mapped=0, bytes_used=0, graphs=graphs, graphs_again=again,
+    )  # fmt: skip
+    assert sentence(up).endswith(said)
