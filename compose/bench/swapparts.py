@@ -21,11 +21,19 @@ from worker.engines.messages import Attach, Detach, Drain, Health, Sleep, Wake
 
 _BUS: Final = """
 import torch, time, json
-h = torch.empty(2 << 30, dtype=torch.uint8, pin_memory=True); d = torch.empty_like(h, device="cuda"); r = []
-for k in range(8):
-    torch.cuda.synchronize(); t = time.monotonic(); d.copy_(h, non_blocking=True); torch.cuda.synchronize()
-    r.append(h.numel() / (time.monotonic() - t))
-print(json.dumps(r[1:]))
+devices = range(torch.cuda.device_count())
+hs = [torch.empty(2 << 30, dtype=torch.uint8, pin_memory=True) for _ in devices]
+ds = [torch.empty_like(h, device=f"cuda:{n}") for n, h in enumerate(hs)]
+def rates(used):
+    found = []
+    for k in range(8):
+        for n in used: torch.cuda.synchronize(n)
+        t = time.monotonic()
+        for n in used: ds[n].copy_(hs[n], non_blocking=True)
+        for n in used: torch.cuda.synchronize(n)
+        found.append(len(used) * hs[0].numel() / (time.monotonic() - t))
+    return found[1:]
+print(json.dumps([rates(devices[:1]), rates(devices)]))
 """
 
 
@@ -45,13 +53,14 @@ class SwapParts:
         return self._engine
 
     def bus(self) -> Row:
-        """Bytes/s from pinned memory to the device."""
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self.scene.device}
+        """Bytes/s from pinned memory to the first device, and to all of them at once."""
+        visible = ",".join(one.uuid for one in self.scene.setting.devices)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
         run = subprocess.run(
             [sys.executable, "-c", _BUS], capture_output=True, text=True, check=True, timeout=120, env=environment
         )
-        rates = json.loads(run.stdout)
-        return {"bytes_per_s": [statistics.median(rates), min(rates), max(rates)]}
+        alone, together = ([statistics.median(rates), min(rates), max(rates)] for rates in json.loads(run.stdout))
+        return {"bytes_per_s": alone, "links_bytes_per_s": together}
 
     def start(self) -> Row:
         """A skeleton's start, reading its first weights included where the engine reads them itself."""

@@ -61,14 +61,16 @@ def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]
         yield "start of a skeleton with its weights", f"{parts['start']['start_s']:.1f} s", ""
     if bus and cycle:
         size, ranks = cycle["bytes_copied"][0], rows.get("ranks", 1)
-        floor_ms = size / bus / ranks * 1000  # each rank has a link of its own
+        links = rows.get("gpus", 1)  # those of helpers, or of the ranks
+        reach = parts["bus"].get("links_bytes_per_s", [bus * links])[0]
+        floor_ms = size / reach * 1000
         over, added_ms = (OVER_COPY, CYCLE_MS) if ranks == 1 else (GANG_OVER_COPY, GANG_MS)
         rate = size / cycle["copy_ms"][0] * 1000 if cycle["copy_ms"][0] else 0
         yield "bus", f"{bus / 1e9:.1f} GB/s", "from pinned memory, same run"
         yield (
             "copy in a cycle",
             f"{rate / 1e9:.1f} GB/s",
-            f"{rate / bus / ranks:.1%} of the bus" + (f", {ranks} links" if ranks > 1 else ""),
+            f"{rate / reach:.1%} of the bus" + (f", {links} links" if links > 1 else ""),
         )
         yield "cycle", f"{cycle['cycle_ms'][0]:.0f} ms", f"goal {over * floor_ms + added_ms:.0f} ms, {size / 1e9:.2f} GB"
         if "graphs" in cycle:

@@ -82,6 +82,27 @@ def test_goals_follow_from_the_bytes_and_the_bus_of_the_same_run(capsys: pytest.
     assert "98.0% of plain vLLM's 1000" in said
 
 
+@pytest.mark.parametrize(("ranks", "goal"), [(1, 282), (2, 415)])
+def test_the_floor_of_several_links_is_what_they_reach_together(
+    ranks: int, goal: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ms = {step: [10.0, 9.0, 11.0] for step in swapreport.STEPS} | {
+        "bytes_copied": [15e9, 1],
+        "graphs": [35],
+        "graphs_again": [0, 0, 0],
+    }
+    bus = {"bytes_per_s": [54e9, 1, 2], "links_bytes_per_s": [100e9, 1, 2]}
+    rows = {
+        "shape": "8b", "device": "H", "gpus": 2, "ranks": ranks, "date": "today", "vllm": "1", "torch": None, "driver": "2",
+        "parts": {"bus": bus, "cycles a": {"median": {**ms, "cycle_ms": [270.0, 1, 2], "copy_ms": [160.0, 1, 1]}}},
+    }  # fmt: skip
+    swapreport.show(rows)
+    said = capsys.readouterr().out
+    assert f"goal {goal} ms, 15.00 GB" in said
+    assert "93.8% of the bus, 2 links" in said
+    assert "of 35, over all cycles" in said
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shapes_checkpoint_has_about_the_bytes_that_it_says(name: str) -> None:
     shape = SHAPES[name]
