@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,9 +15,13 @@ import pytest
 from pool.arena import Arena
 from pool.client import PoolClient, PoolRefused
 from pool.devicelink import Spoiled, attach_device, deposit, exchange, find
+from pool.manifest import read as read_manifest
 from pool.messages import Attached, Deposit, Described, Tensor
+from pool.nodes import Nodes
+from pool.numa import MemoryNode, read_nodes
 from pool.residency import Residency
 from pool.server import Server
+from pool.topology import Place, Topology
 from tests.fakegpu import MIB, FakeGpu, read
 from tests.poolroom import until, write_safetensors
 
@@ -60,10 +66,12 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path, gpu: FakeGpu, ready_bytes: int = 0) -> AsyncIterator[Room]:
+async def opened(path: Path, gpu: FakeGpu, ready_bytes: int = 0, nodes: Nodes | None = None) -> AsyncIterator[Room]:
     root = path / "segments"
     root.mkdir(mode=0o700, exist_ok=True)
-    server = Server(Arena(root), Residency(64 * MIB), [gpu], ready_bytes=ready_bytes)
+    arena = Arena(root)
+    arena.nodes = nodes or arena.nodes
+    server = Server(arena, Residency(64 * MIB), [gpu], ready_bytes=ready_bytes)
     server.adopt()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
@@ -430,3 +438,26 @@ async def test_digests_begin_while_the_rest_is_written(room: Room) -> None:
         again = await asyncio.to_thread(deposit, room.socket, room.request(), write)
         assert again.weight_set == told
         assert (await client.verify(told)).bad == ()
+
+
+async def test_a_deposit_lies_on_its_gpus_memory_node_and_the_pool_says_so() -> None:
+    here = read_nodes()
+    if not here:
+        pytest.skip("this kernel tells of no memory nodes")
+    other = MemoryNode(number=here[0].number + 1, total_bytes=1 << 40, free_bytes=1 << 40)  # nothing shall go there: it is not
+    near = Topology(places=(Place(device="GPU-fake", uplink="0000:01:00.0", node=here[0].number),))
+    path = Path(tempfile.mkdtemp(dir="/dev/shm"))  # a policy belongs to shared memory's files, not to a disk's
+    try:
+        async with opened(path, FakeGpu(), nodes=Nodes(near, read=lambda: (here[0], other))) as room:
+            weight_set = (await asyncio.to_thread(deposit, room.socket, room.request(device="GPU-fake"), room.write)).weight_set
+            described = await room.described()
+            if described.placement != "placed":
+                pytest.skip(described.placement)
+            (found,) = described.sets
+            assert found.node_bytes == {here[0].number: SHARED + 2 * MIB + PAGE}
+            assert [node.number for node in described.nodes] == [here[0].number, other.number]
+            kept = read_manifest(path / "segments" / weight_set)
+            assert kept is not None
+            assert kept.nodes == (here[0].number,) * 3, "and the next daemon knows it"
+    finally:
+        shutil.rmtree(path)
