@@ -113,7 +113,7 @@ def fill(
             make(step)
             send(step)
         if len(ready) == len(steps):
-            making.saw(len(steps) - early, time.monotonic() - off)
+            making.saw(early, len(steps) - early, time.monotonic() - off)
         count = range(len(slabs.parts))
         exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers))
         made_s = time.monotonic() - begun

@@ -36,9 +36,11 @@ class Making:
     def __init__(self) -> None:
         self.beside_s = BESIDE_S
 
-    def saw(self, made: int, seconds: float) -> None:
-        """So many were made beside a copy."""
-        if made < _FEWEST:  # not enough to tell; what was believed fades, or it would never be put to the test again
+    def saw(self, early: int, made: int, seconds: float) -> None:
+        """So many were made ahead, and so many beside a copy in this time."""
+        if early + made < 2 * _FEWEST:
+            return  # of a small set: it tells nothing
+        if made < _FEWEST:  # all were made ahead; what was believed fades, or it would never be put to the test again
             self.beside_s = max(LEAST_S, self.beside_s * (1 - _WEIGHT / 4))
         else:
             seen = min(max(seconds / made, LEAST_S), MOST_S)

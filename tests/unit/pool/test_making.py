@@ -41,10 +41,13 @@ def test_a_link_that_hides_it_begins_with_the_first() -> None:
 def test_what_was_seen_is_believed_little_by_little_and_within_bounds() -> None:
     making = Making()
     for _ in range(40):
-        making.saw(100, 100 * 0.4e-3)
+        making.saw(1, 100, 100 * 0.4e-3)
     assert making.beside_s == pytest.approx(0.4e-3, rel=0.01)
-    making.saw(100, 60.0)
+    making.saw(1, 100, 60.0)
     assert making.beside_s <= 0.4e-3 + (MOST_S - 0.4e-3) / 3, "one stall is not the rule"
+    before = making.beside_s
+    making.saw(3, 0, 0.0)
+    assert making.beside_s == before, "a small set tells nothing"
     for _ in range(200):
-        making.saw(0, 0.0)
+        making.saw(100, 0, 0.0)
     assert making.beside_s == LEAST_S, "what can't be seen any more is put to the test again"
