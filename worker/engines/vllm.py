@@ -13,7 +13,7 @@ from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments
 from worker.engines.vllm_faults import faults
 from worker.engines.vllm_place import alone, gang, ordinals, used_bytes
 from worker.engines.vllm_requests import Requests
-from worker.engines.vllm_start import configured, kept
+from worker.engines.vllm_start import configured, kept, settled
 
 if TYPE_CHECKING:
     from pool.vllm_backend import PoolBackend
@@ -31,13 +31,14 @@ class VllmEngine(Requests):
     def __init__(
         self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False, artefacts: Path | None = None
     ) -> None:
-        with kept(artefacts, source, arguments, device.split(",")):
-            self._start(source, arguments, device, bare)
+        self._source = "" if bare else str(source)
+        """Whose weights lie in vLLM's own memory."""
+        with kept(artefacts, source, arguments, device.split(",")) as told:
+            self._start(told, arguments, device, bare)
+        settled(self._config, source)
 
     def _start(self, source: Path, arguments: dict[str, Any], device: str, bare: bool) -> None:
         self._device = device
-        self._source = "" if bare else str(source)
-        """Whose weights lie in vLLM's own memory."""
         devices = tuple(device.split(","))
         os.environ.update(ENVIRONMENT)
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")

@@ -13,6 +13,7 @@ from worker.engines.interface import EngineFault
 from worker.engines.messages import Sampling, State, Stocked
 from worker.engines.vllm import VllmEngine
 from worker.engines.vllm_arguments import ENVIRONMENT, engine_arguments
+from worker.engines.vllm_start import kept, settled
 from worker.processes import private_bytes
 
 FURTHER: Final = {
@@ -23,16 +24,21 @@ _GPU_ONLY: Final = ("enable_sleep_mode", "gpu_memory_utilization", "compilation_
 
 
 class CpuVllmEngine(VllmEngine):
-    """`source`: a directory with config.json and weights."""
+    """`source`: a directory with config.json and weights. `artefacts`: as `VllmEngine`'s."""
 
-    def __init__(self, source: Path, arguments: dict[str, Any]) -> None:
-        prepare()
+    def __init__(self, source: Path, arguments: dict[str, Any], *, artefacts: Path | None = None) -> None:
+        with kept(artefacts, source, arguments, []) as told:
+            self._begin(told, arguments)
+        settled(self._config, source)
+
+    def _begin(self, source: Path, arguments: dict[str, Any]) -> None:
+        prepare(compiled=bool(arguments.get("compile")))
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
         from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
         from vllm.v1.executor import Executor  # noqa: PLC0415
 
         told = cpu_arguments(source, arguments)
-        config = EngineArgs(**told).create_engine_config()
+        self._config = config = EngineArgs(**told).create_engine_config()
         self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._gang, self._awake = None, False
         self._running: dict[str, Sampling] = {}
@@ -76,17 +82,19 @@ class CpuVllmEngine(VllmEngine):
         )  # fmt: skip
 
 
-def prepare() -> None:
+def prepare(*, compiled: bool = False) -> None:
     """Before vLLM is imported, in each process of it."""
     os.environ.update(ENVIRONMENT | FURTHER)
+    if compiled:
+        del os.environ["VLLM_CPU_CI_ENV"]  # it compiles during that run
     import torch  # noqa: PLC0415 - the environment counts when it is imported
 
     torch.cpu._init_amx()  # vLLM's own kernels for small weights use it without asking
 
 
 def cpu_arguments(source: Path, arguments: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's arguments, without those that only a GPU has."""
-    told = engine_arguments(source, arguments | {"enforce_eager": True}, bare=False)
+    """vLLM's arguments, without those that only a GPU has. `compile`: what its processor platform makes of it."""
+    told = engine_arguments(source, arguments | {"enforce_eager": not arguments.get("compile")}, bare=False)
     return {name: value for name, value in told.items() if name not in _GPU_ONLY}
 
 

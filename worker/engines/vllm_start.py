@@ -2,24 +2,46 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from worker import gpus
 from worker.engines.artefacts import Artefacts, environment, facts
 
+_SOURCE: Final = "weights"
+
 
 @contextlib.contextmanager
-def kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: list[str]) -> Iterator[None]:
-    """Within, every library that compiles keeps and finds its work below `root`."""
+def kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: list[str]) -> Iterator[Path]:
+    """Within, every library that compiles keeps and finds its work below `root`. What it yields is how vLLM is told `source`.
+
+    The key of what vLLM compiles has the model's path in it, so that no fine-tune would find what another has left. On one
+    device it is told a relative one, the same for all, in a working directory of this start. Ranks would stay in there.
+    """
     if root is None:
-        yield
+        yield source
         return
     known = facts("vllm", source, arguments, gpus.driver_version(), [gpus.architecture(one) for one in devices])
     with Artefacts(root).starting(known.fingerprint) as place:
         os.environ.update(environment(place))
-        yield
+        if len(devices) > 1:
+            yield source
+            return
+        before = os.getcwd()
+        with tempfile.TemporaryDirectory(prefix="start-", dir=place) as own:
+            os.symlink(source.absolute(), os.path.join(own, _SOURCE))
+            os.chdir(own)
+            try:
+                yield Path(_SOURCE)
+            finally:
+                os.chdir(before)
+
+
+def settled(config: Any, source: Path) -> None:
+    """After the start: whoever asks for the model's path gets one that stays."""
+    config.model_config.model = str(source)
 
 
 def configured(engine_arguments: Any, chosen: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import struct
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -125,3 +126,53 @@ async def test_vllm_comes_back_from_disk_several_times_at_once_with_the_same_tok
             await link.leave()
     lines = [f"{what}: {seconds:.2f} s" for what, seconds in figures.items()]
     print("\n".join([*lines, f"image: {sum(p.stat().st_size for p in image.iterdir()) / (1 << 20):.0f} MiB"]))
+
+
+# ---- what a start works out ---------------------------------------------------------------------------------
+
+
+def started(python: str, work: Path, source: Path, **arguments: object) -> float:
+    """Start an engine and end it, once it is there; seconds until then."""
+    code = (
+        "import sys, time; from pathlib import Path; import msgspec; began = time.monotonic()\n"
+        "from worker.engines.kinds import make\n"
+        "make('vllm', Path(sys.argv[1]), msgspec.json.decode(sys.argv[2]), artefacts=Path(sys.argv[3]))\n"
+        "print('started', time.monotonic() - began, flush=True)"
+    )
+    given = json.dumps(ARGUMENTS | arguments)
+    run = subprocess.run(
+        [python, "-c", code, str(source), given, str(work / "artefacts")],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return float(run.stdout.split()[-1])
+
+
+def compiled(work: Path) -> dict[str, set[str]]:
+    """Fingerprint -> machine code that is kept for it; the whole graph vLLM 0.32 can not load again without a GPU."""
+    return {
+        place.name: {str(file.relative_to(place)) for file in (place / "vllm").glob("torch_compile_cache/**/*.so")}
+        for place in (work / "artefacts").glob("art_*")
+    }
+
+
+@pytest.mark.timeout(900)
+def test_what_a_start_has_compiled_is_kept_shared_and_left_alone_by_other_architectures(python: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    first = tiny(tmp_path / "a", "llama", seed=1, **sizes)
+    sibling = tiny(tmp_path / "b", "llama", seed=2, **sizes)
+    without = started(python, tmp_path, first, compile=True)
+    after_first = compiled(tmp_path)
+    (fingerprint,) = after_first
+    assert after_first[fingerprint], "nothing was kept"
+    kept = started(python, tmp_path, sibling, compile=True)
+    assert compiled(tmp_path) == after_first, "a sibling compiles nothing, and finds what the first one has kept"
+    assert kept < without
+    other = tiny(tmp_path / "c", "llama", seed=1, **sizes | {"intermediate_size": 512})
+    started(python, tmp_path, other)
+    assert compiled(tmp_path)[fingerprint] == after_first[fingerprint]
+    assert len(compiled(tmp_path)) == 2
+    print(f"\nstart: {without:.1f} s without what an earlier one has compiled, {kept:.1f} s with it")
