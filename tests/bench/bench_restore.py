@@ -117,13 +117,13 @@ def environment(settings: dict[str, str]) -> Any:
 
 
 def memory(pid: int) -> dict[int, int]:
-    """Every page of the private memory of no file, as a number."""
+    """Every page of the memory of no file, as a number."""
     found = dict[int, int]()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
             fields = line.split()
             start, end = (int(word, 16) for word in fields[0].split("-"))
-            if fields[1] == "rw-p" and (len(fields) == 5 or fields[-1] == "[heap]"):
+            if fields[1].startswith("rw") and (len(fields) == 5 or "[heap]" in fields or "/dev/zero" in fields[5]):
                 file.seek(start)
                 while start < end:
                     piece = memoryview(file.read(min(end - start, 1 << 22)))

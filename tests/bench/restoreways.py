@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.bench.lowerrungs import LowerRungs
 from worker.holderlink import HolderGone
 from worker.images import bulk
 
+TURNS_S = 85.0
+"""No way is begun after this; an 8B takes some 4 s a time."""
 LARGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -48,21 +51,27 @@ class RestoreWays(LowerRungs):
             if threads <= max(4, cores):
                 ways[f"{threads} threads"] = (False, threads, False)
         ways |= {"large pages": (False, 0, True), "criu alone, large pages": (True, 0, True)}
-        numbers, rows = itertools.count(100), {name: list[dict[str, Any]]() for name in ways}
+        image, numbers, rows = self.work / "whole", itertools.count(100), {name: list[dict[str, Any]]() for name in ways}
+        same = {"cat_ms": [cat_ms(image) for _ in range(3)], "copy_ms": [copy_ms(image) for _ in range(3)]}
+        found = {"rows": rows, "same_bytes": same, "large_pages_were": LARGE.read_text().strip()}
+        self.rows["ways_so_far"] = found  # what there is when the phase's time is up
+        ends = time.monotonic() + TURNS_S
         for _ in range(self.options.cycles):
             for name, (self.whole, threads, large) in ways.items():
+                if time.monotonic() > ends:
+                    break
                 with self._threads(threads), large_pages(large):
                     row = await self._restore(next(numbers))
                 assert self.room is not None
-                row["kinds"] = kinds(self.room.pid)
+                row["large_bytes"] = sum(kind["large"] for kind in kinds(self.room.pid).values())
                 rows[name].append(row)
+                short = {key: row[key] for key in ("criu_restore_ms", "to_first_token_ms", "same_tokens", "large_bytes")}
+                print(f"  {name}: {short}", flush=True)
                 await self._leave()
         self.whole = False
-        last = await self._restore(next(numbers))
-        image = self.work / "whole"
-        files = {"cat_ms": [cat_ms(image) for _ in range(3)], "copy_ms": [copy_ms(image) for _ in range(3)]}
-        return {"median": {name: medians(rows[name]) for name in ways}, "rows": rows, "last": last, "same_bytes": files,
-                "large_pages_were": LARGE.read_text().strip()}  # fmt: skip
+        await self._restore(next(numbers))
+        del self.rows["ways_so_far"]
+        return {"median": {name: medians(rows[name]) for name in ways}, **found}
 
     async def _leave(self) -> None:
         with contextlib.suppress(HolderGone):

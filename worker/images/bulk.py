@@ -21,15 +21,16 @@ from msgspec import Struct
 from worker.images import records, refill
 from worker.images.records import RecordsUnknown
 
-LEAST_BYTES: Final = 64 << 20
-"""Less than this is not worth a process of its own (30 ms)."""
+LEAST_BYTES: Final = 512 << 20
+"""Less than this is not worth a process of its own: with two threads some 450 MB took as long either way."""
 MOST_THREADS: Final = 8
 PAGE: Final = 4096
-# What CRIU writes. Fields of mm_entry, core_entry, thread_core_entry by their numbers; what a mapping is, by CRIU's bits and
-# by mmap(2)'s flags (NORESERVE: malloc's arenas); bits of a list of pages.
-_VMAS, _THREAD_CORE, _RSEQ = 14, 5, 15
-_HEAP, _PLAIN = 1 << 5, 1 << 0 | 1 << 9
+# What CRIU writes: fields by their numbers (mm_entry, core_entry, thread_core_entry, file_entry), what a mapping is by CRIU's
+# bits and by mmap(2)'s flags (NORESERVE: malloc's arenas), seals, bits of a list of pages.
+_VMAS, _THREAD_CORE, _RSEQ, _MEMFD = 14, 5, 15, 20
+_HEAP, _PLAIN, _SHARED = 1 << 5, 1 << 0 | 1 << 9, 1 << 0 | 1 << 7 | 1 << 14
 _WRITE, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x2, 0x02, 0x20, 0x4000
+_MAP_SHARED, _SEALED = 0x1, 0x08 | 0x10
 _LAZY, _PRESENT = 1 << 1, 1 << 2
 _PUNCH: Final = 0x02 | 0x01
 """fallocate(2): make a hole and keep the size."""
@@ -50,6 +51,15 @@ class Place(Struct, frozen=True):
 
     start: int
     end: int
+
+
+class Area(Struct, frozen=True):
+    """Where a process sees memory that others could share: from `at` on in area number `shared`."""
+
+    start: int
+    end: int
+    shared: int
+    at: int
 
 
 class _Pages(Struct, frozen=True):
@@ -100,14 +110,21 @@ def _lift(directory: Path, pid: int) -> int:
         return 0
     places = list(memory(directory / f"mm-{pid}.img"))
     bulk, kept = divide(own.runs, places, sorted(set(_areas_of_threads(directory))))
-    if (size := sum(run.size for run in bulk)) < LEAST_BYTES or not kept:
+    if sum(run.size for run in bulk) < LEAST_BYTES or not kept:
         return 0
+    areas = [(area, _Pages.read(directory / f"pagemap-shmem-{area.shared}.img")) for area in shared(directory, pid)]
     store = directory / f"bulk-{pid}.img"
     os.link(own.bytes_in, store)
     own.keep(kept)
     _punch(store, kept)
+    with store.open("ab") as target:
+        for area, pages in areas:
+            if seen := shown(area, pages.runs, target.tell()):
+                bulk += seen
+                target.write(pages.bytes_in.read_bytes())
+                pages.keep([Run(pages.runs[0].start, PAGE, 0)])  # a list of no page at all would be new to CRIU
     (directory / f"bulk-{pid}.map").write_bytes(table(bulk))
-    return size
+    return sum(run.size for run in bulk)
 
 
 def script(directory: Path, pid: int, path: Path, mark: Path) -> bool:
@@ -131,6 +148,31 @@ def memory(path: Path) -> Iterator[Place]:
         kind, flags = vma[7] & ~_HEAP, vma[6] & ~_NORESERVE
         if (kind, flags) == (_PLAIN, _PRIVATE | _ANONYMOUS) and vma[5] & _WRITE:
             yield Place(vma[1], vma[2])
+
+
+def shared(directory: Path, pid: int) -> list[Area]:
+    """Shared memory of no file that the process can write to, each area once."""
+    _, files = records.read(directory / "files.img")
+    inodes = {records.numbers(file)[2]: records.numbers(memfd)[5] for file in files for memfd in records.messages(file, _MEMFD)}
+    if not inodes:
+        return []
+    _, entries = records.read(directory / "memfd.img")
+    known = {one[7]: one for one in map(records.numbers, entries)}
+    _, (mm,) = records.read(directory / f"mm-{pid}.img")
+    found: dict[int, Area] = {}
+    for vma in map(records.numbers, records.messages(mm, _VMAS)):
+        if vma[7] == _SHARED and vma[6] == _MAP_SHARED and vma[5] & _WRITE:
+            memfd = known[inodes[vma[4]]]
+            if not memfd[6] & _SEALED and (directory / f"pagemap-shmem-{memfd[5]}.img").is_file():
+                found.setdefault(memfd[5], Area(vma[1], vma[2], memfd[5], vma[3]))
+    return list(found.values())
+
+
+def shown(area: Area, runs: list[Run], moved_by: int) -> list[Run]:
+    """Runs of a shared area as the process sees them, their bytes `moved_by` further on; none if it does not see them all."""
+    if any(run.start < area.at or run.start + run.size > area.at + area.end - area.start for run in runs):
+        return []
+    return [Run(area.start + run.start - area.at, run.size, run.offset + moved_by) for run in runs]
 
 
 def divide(runs: list[Run], places: list[Place], not_these: list[int]) -> tuple[list[Run], list[Run]]:

@@ -44,6 +44,7 @@ class Dump:
         body = records.message([(1, rseq), (2, 32), (3, 9)])
         thread = within(15, body)
         records.write(directory / f"core-{PID}.img", HEAD, [records.message([(1, 1)]) + within(5, thread) * bool(rseq)])
+        records.write(directory / "files.img", HEAD, [])
         count = sum(records.numbers(one)[5] for one in entries)
         self.bytes = random.Random(1).randbytes(count * PAGE)
         (directory / "pages-5.img").write_bytes(self.bytes)
@@ -111,6 +112,38 @@ def test_a_page_that_the_kernel_writes_for_a_thread_stays_with_criu(tmp_path: Pa
     dump = Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8)], [entry(0x10000, 1), entry(0x20000, 8)], 0x22FF0)
     assert bulk.lift(tmp_path, PID, tmp_path) == 6 * PAGE
     assert dump.listed() == [(0x10000, 1), (0x22000, 1), (0x23000, 1)]
+
+
+def test_memory_that_others_could_share_is_lifted_where_it_is_seen(tmp_path: Path) -> None:
+    areas = [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8)]
+    areas += [area(at, 4, 0x4081, flags=0x1) for at in (0x40000, 0x50000)]
+    areas.append(area(0x60000, 4, 0x4081, flags=0x1, prot=1))
+    dump = Dump(tmp_path, areas, [entry(0x10000, 1), entry(0x20000, 8)])
+    file = records.message([(1, 18), (2, 7)]) + within(20, records.message([(1, 7), (5, 3)]))
+    records.write(tmp_path / "files.img", HEAD, [records.message([(1, 1), (2, 6)]), file])
+    records.write(tmp_path / "memfd.img", HEAD, [records.message([(4, 4 * PAGE), (5, 99), (6, 1), (7, 3)])])
+    records.write(tmp_path / "pagemap-shmem-99.img", HEAD, [records.message([(1, 9)]), entry(0, 2), entry(3 * PAGE, 1)])
+    (tmp_path / "pages-9.img").write_bytes(dump.bytes[: 3 * PAGE])
+    assert bulk.lift(tmp_path, PID, tmp_path) == (8 + 3) * PAGE
+    assert (tmp_path / f"bulk-{PID}.img").read_bytes()[-3 * PAGE :] == dump.bytes[: 3 * PAGE]
+    assert (tmp_path / "pages-9.img").read_bytes() == dump.bytes[:PAGE], "CRIU is left one page"
+    _, (_, *left) = records.read(tmp_path / "pagemap-shmem-99.img")
+    assert left == [entry(0, 1)]
+    table = refill.Table(str(tmp_path / f"bulk-{PID}.map"))
+    assert table.whole == (8 + 3) * PAGE
+
+
+@pytest.mark.parametrize(("seals", "at"), [(8, 0), (1, PAGE)])
+def test_a_shared_area_that_is_sealed_or_not_seen_whole_stays_with_criu(tmp_path: Path, seals: int, at: int) -> None:
+    Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8), area(0x40000, 4, 0x4081, flags=0x1)],
+         [entry(0x10000, 1), entry(0x20000, 8)])  # fmt: skip
+    file = records.message([(1, 18), (2, 7)]) + within(20, records.message([(1, 7), (5, 3)]))
+    records.write(tmp_path / "files.img", HEAD, [file])
+    records.write(tmp_path / "memfd.img", HEAD, [records.message([(4, 4 * PAGE), (5, 99), (6, seals), (7, 3)])])
+    records.write(tmp_path / "pagemap-shmem-99.img", HEAD, [records.message([(1, 9)]), entry(at, 4)])
+    (tmp_path / "pages-9.img").write_bytes(bytes(4 * PAGE))
+    assert bulk.lift(tmp_path, PID, tmp_path) == 8 * PAGE
+    assert (tmp_path / "pages-9.img").stat().st_size == 4 * PAGE
 
 
 def test_what_is_not_understood_is_left_as_it_was(tmp_path: Path) -> None:
