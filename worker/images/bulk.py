@@ -8,9 +8,7 @@ name now. At a restore CRIU makes that memory, empty, and everything else; then,
 import bisect
 import ctypes
 import os
-import shlex
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,7 +21,6 @@ from worker.images.records import RecordsUnknown
 
 LEAST_BYTES: Final = 512 << 20
 """Less than this is not worth a process of its own: with two threads some 450 MB took as long either way."""
-MOST_THREADS: Final = 8
 PAGE: Final = 4096
 # What CRIU writes: fields by their numbers (mm_entry, core_entry, thread_core_entry, file_entry), what a mapping is by CRIU's
 # bits and by mmap(2)'s flags (NORESERVE: malloc's arenas), seals, bits of a list of pages.
@@ -125,19 +122,6 @@ def _lift(directory: Path, pid: int) -> int:
                 pages.keep([Run(pages.runs[0].start, PAGE, 0)])  # a list of no page at all would be new to CRIU
     (directory / f"bulk-{pid}.map").write_bytes(table(bulk))
     return sum(run.size for run in bulk)
-
-
-def script(directory: Path, pid: int, path: Path, mark: Path) -> bool:
-    """Write what CRIU is to run for this image to `path`; False: it has no bulk. Raises OSError."""
-    if not (directory / f"bulk-{pid}.map").is_file():
-        return False
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    argv = [sys.executable, "-ISP", refill.__file__, str(directory), str(pid), str(threads), str(mark)]
-    path.write_text(
-        f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0\nexec {shlex.join(argv)}\n', encoding="utf-8"
-    )
-    path.chmod(0o700)
-    return True
 
 
 def memory(path: Path) -> Iterator[Place]:

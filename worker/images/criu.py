@@ -5,17 +5,23 @@ It runs as a process of the holder's, in a session of its own, with a deadline; 
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
+from worker.images import refill
+
 INSTALLED: Final = Path("/opt/enginehouse/criu/criu")
 """Where `compose/install-criu` puts it."""
 CHECK_S: Final = 15.0
 _TAIL: Final = 600
+MOST_THREADS: Final = 8
+"""That fill an engine's memory. More were not tried."""
 LEFT_BEHIND: Final = ("--tcp-close", "--ext-unix-sk")
 """Connections that a library forgot (gloo's to itself) come back closed. Parked engines use none."""
 
@@ -69,6 +75,19 @@ def restore_argv(criu: str, directory: str, work: str, nothing: str, script: str
         "--manage-cgroups=ignore", "--restore-detached", "--restore-sibling", *LEFT_BEHIND,
         *(("--action-script", script) if script else ()),
     ]  # fmt: skip
+
+
+def refill_script(directory: Path, pid: int, path: Path, mark: Path) -> bool:
+    """Write what CRIU is to run for this image (`bulk.py`) to `path`; False: it has no bulk. Raises OSError."""
+    if not (directory / f"bulk-{pid}.map").is_file():
+        return False
+    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    argv = [sys.executable, "-ISP", refill.__file__, str(directory), str(pid), str(threads), str(mark)]
+    path.write_text(
+        f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0\nexec {shlex.join(argv)}\n', encoding="utf-8"
+    )
+    path.chmod(0o700)
+    return True
 
 
 def last_words(log: Path) -> str:

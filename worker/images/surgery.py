@@ -16,7 +16,7 @@ from worker.engineport import EnginePort
 from worker.engines.messages import Fault, Park
 from worker.engines.parking import RELEASE
 from worker.holdermessages import Dump, Restore
-from worker.images import bulk, criu
+from worker.images import criu
 from worker.instancedir import InstanceDir
 
 POLL_S: Final = 0.002
@@ -96,7 +96,7 @@ class Surgery:
         log, work = self._directory.log("restore"), self._directory.path
         script, mark = work / "refill.sh", work / "refilled"
         mark.unlink(missing_ok=True)
-        refilling = bulk.script(Path(wanted.directory), wanted.pid, script, mark)
+        refilling = criu.refill_script(Path(wanted.directory), wanted.pid, script, mark)
         argv = criu.restore_argv(
             wanted.criu, wanted.directory, str(work), str(self._nothing()), str(script) if refilling else ""
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.images import bulk, records, refill
+from worker.images import bulk, criu, records, refill
 from worker.images.bulk import PAGE, Run
 from worker.images.records import RecordsUnknown
 
@@ -153,7 +153,7 @@ def test_what_is_not_understood_is_left_as_it_was(tmp_path: Path) -> None:
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         assert bulk.lift(tmp_path, PID, tmp_path) == 0
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-        assert not bulk.script(tmp_path, PID, tmp_path / "script", tmp_path / "mark")
+        assert not criu.refill_script(tmp_path, PID, tmp_path / "script", tmp_path / "mark")
         del dump
 
 
