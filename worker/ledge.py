@@ -45,7 +45,7 @@ async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: S
         return Ledge(d.number, Rung.CHECKPOINT, failure)  # looked for before the driver was asked anything
     if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM:
         return None
-    if step is StepName.CHECKPOINT:
+    if step in (StepName.CHECKPOINT, StepName.BUILD):
         return Ledge(d.number, Rung.SLEEP, failure) if d.code in CAN_STAY else None
     if d.rung is not Rung.UP or d.code == MOVE or not local.seen.own_layout:
         return None  # one that moves may be on either device by now

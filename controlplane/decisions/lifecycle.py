@@ -62,7 +62,7 @@ def up(draft: Draft, report: ReportUp) -> None:
 
 
 def slept(draft: Draft, report: ReportSlept) -> None:
-    instance, directive = _answered(draft, report, *((Rung.UP, Rung.CHECKPOINT) if report.code else (Rung.SLEEP,)))
+    instance, directive = _answered(draft, report, *((Rung.UP, Rung.CHECKPOINT, Rung.SAVED) if report.code else (Rung.SLEEP,)))
     if instance.directive_settled:
         return
     number = directive.number

@@ -33,6 +33,9 @@ FULL_BYTES: Final = 1 << 20
 BLAMELESS: Final = frozenset({"pid_taken", "engine_died"})
 """Failures that say nothing of the image."""
 
+NO_ROOM: Final = frozenset({"no_memory", "no_device_memory"})
+"""Failures of a build that say nothing of the image, nor of any that is built when there is room."""
+
 log = structlog.get_logger("images")
 
 
@@ -127,7 +130,7 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
         await _give_up(local, image, wanted, "no_space" if error.errno == errno.ENOSPC else "image_failed", str(error))
         raise StepFailed("image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
-        if failure.code == "no_device_memory":  # the image may be as good as any; there was no room to prove it
+        if failure.code in NO_ROOM:  # the image may be as good as any; there was no room to write or to prove it
             await asyncio.to_thread(cabinet.store.discard, image)
         else:
             await _give_up(local, image, wanted, failure.code, failure.message)

@@ -196,20 +196,24 @@ async def test_an_image_that_could_not_be_proved_for_want_of_room_is_not_blamed(
     assert await says(plane, await plane.load("a"), "hello") == "You said: hello"
 
 
+@pytest.mark.parametrize("order", [Checkpoint(model="a"), Save(model="a")], ids=["checkpoint", "save"])
 async def test_without_memory_of_the_host_it_sleeps_on_and_both_numbers_are_said(
-    plane: Plant, monkeypatch: pytest.MonkeyPatch
+    plane: Plant, monkeypatch: pytest.MonkeyPatch, order: Checkpoint | Save
 ) -> None:
+    """To disk it goes over the host, too."""
+    if isinstance(order, Save):
+        images_possible(plane)
     first = await up(plane)
     with monkeypatch.context() as full:
         full.setattr(hostmemory, "available_bytes", lambda: 4096)
-        plane.order(Checkpoint(model="a"))
+        plane.order(order)
         await plane.until(lambda: plane.of_type(OperationFailed))
     failed = plane.of_type(OperationFailed)[-1]
     assert failed.code == "no_memory"
     assert re.search(r"needs \d{5,} bytes of the host, which has 4096", failed.message)
     asleep = plane.fleet.instances[first.instance]
     assert (asleep.rung, asleep.pid) == (Rung.SLEEP, first.pid)
-    assert not plane.fleet.grants and not plane.of_type(InstanceFailed)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
     assert (await plane.load("a")).pid == first.pid
 
 
