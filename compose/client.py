@@ -20,12 +20,13 @@ class Client:
     """`url` is the plane's, without a path; `token` an API token."""
 
     def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise EnvironmentRefusal("url", f"{url!r} is not a plane's address.", "Write http://HOST:PORT in ENGINEHOUSE_URL.")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        tls, host, port = _address(url)
+        if not token or not token.isascii() or not token.isprintable():
+            cure = "Set ENGINEHOUSE_TOKEN to what `enginehouse token new` printed."
+            raise EnvironmentRefusal("token", "The token has characters that none has, or none at all.", cure)
+        kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
         self.url = url.rstrip("/")
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._connection = kind(host, port, timeout=timeout_s)
         self._token = token
 
     @staticmethod
@@ -34,7 +35,7 @@ class Client:
 
         Raises EnvironmentRefusal when neither says where the plane is.
         """
-        url, token = os.environ.get("ENGINEHOUSE_URL"), os.environ.get("ENGINEHOUSE_TOKEN")
+        url, token = elsewhere(), os.environ.get("ENGINEHOUSE_TOKEN")
         if url is None:
             plane = plane_of(data)
             url = plane.web_url
@@ -88,6 +89,22 @@ class Client:
         if response.status >= http.client.BAD_REQUEST:
             raise refused(response.status, answer, response.headers.get("Retry-After"))
         return msgspec.json.decode(answer) if answer else None
+
+
+def elsewhere() -> str | None:
+    """URL of a plane that is not looked for in the data directory."""
+    return os.environ.get("ENGINEHOUSE_URL")
+
+
+def _address(url: str) -> tuple[bool, str, int | None]:
+    """Whether it takes TLS, host, and port of a plane's URL. Raises EnvironmentRefusal."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.path in {"", "/"} and not parts.query:
+            return parts.scheme == "https", parts.hostname, parts.port
+    except ValueError:  # a port that is no number or too large, brackets around nothing
+        pass
+    raise EnvironmentRefusal("url", f"{url!r} is not a plane's address.", "Write http://HOST:PORT in ENGINEHOUSE_URL.")
 
 
 def refused(status: int, answer: bytes, retry_after: str | None) -> ApiRefused:

@@ -42,11 +42,14 @@ ENVIRONMENT: Final = 2
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are asked for. places: name -> (module, what the list says of it)."""
+    """A group whose commands are imported when they are asked for. places: name -> (module, what the list says of it);
+    everywhere: an option that each of them takes as well, and each of theirs."""
 
-    def __init__(self, name: str, places: Mapping[str, tuple[str, str]], **others: Any) -> None:
+    def __init__(
+        self, name: str, places: Mapping[str, tuple[str, str]], everywhere: click.Option | None = None, **others: Any
+    ) -> None:
         super().__init__(name, **others)
-        self._places = places
+        self._places, self._everywhere = places, everywhere
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._places)
@@ -56,6 +59,8 @@ class Commands(click.Group):
             return None
         command = getattr(importlib.import_module(self._places[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
+        if self._everywhere is not None:
+            _give(command, self._everywhere)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -63,9 +68,36 @@ class Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in self._places.items()])
 
 
-@click.group(cls=Commands, places=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def _give(command: click.Command, option: click.Option) -> None:
+    """Let a command and those below it take `option`; once, as they are imported once."""
+    if option not in command.params:
+        command.params.append(option)
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _give(below, option)
+
+
+def _absolute(data: Path) -> Path:
+    """As the plane's processes were told it."""
+    return Path(os.path.abspath(data.expanduser()))
+
+
+def _said_later(context: click.Context, _: click.Parameter, data: Path | None) -> None:
+    if data is not None:
+        context.obj = _absolute(data)
+
+
+DATA: Final[dict[str, Any]] = {
+    "type": click.Path(path_type=Path, readable=False), "help": "Data directory; $ENGINEHOUSE_DATA names it too.",
+}  # fmt: skip
+"""People write `--data` before a command and after it; what is said last counts."""
+
+
+@click.group(
+    cls=Commands, places=COMMANDS, everywhere=click.Option(["--data"], callback=_said_later, expose_value=False, **DATA),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
 @click.version_option(package_name="enginehouse", message="%(version)s")
-@click.option("--data", type=click.Path(path_type=Path, readable=False), help="Data directory; $ENGINEHOUSE_DATA names it too.")
+@click.option("--data", **DATA)
 @click.pass_context
 def enginehouse(context: click.Context, data: Path | None) -> None:
     """Many language models share a few devices.
@@ -73,7 +105,7 @@ def enginehouse(context: click.Context, data: Path | None) -> None:
     Exit codes: 0 done; 1 refused or failed; 2 wrong usage, or something in the way on this machine.
     """
     context.meta[NURSERY] = context.obj
-    context.obj = Path(os.path.abspath((data or default()).expanduser()))  # as the plane's processes were told it
+    context.obj = _absolute(data or default())
 
 
 def run(argv: Sequence[str] | None, nursery: Nursery | None) -> None:

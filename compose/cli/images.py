@@ -1,13 +1,17 @@
 """`images`: skeletons on the nodes' disks."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from compose.cli.options import api, as_json, echo_json, table
 from compose.cli.show import ago
 from controlplane.quantities import human_bytes
+
+if TYPE_CHECKING:
+    from compose.client import Client
 
 
 @click.group(invoke_without_command=True)
@@ -45,65 +49,51 @@ def _list(data: Path, json: bool) -> None:
 
 @images.command()
 @click.argument("image")
+@as_json
 @click.pass_obj
-def inspect(data: Path, image: str) -> None:
-    """Show all that is known of an image, as JSON."""
+def inspect(data: Path, image: str, json: bool) -> None:
+    """Show all that is known of an image, as JSON, asked for or not."""
     with api(data) as client:
         echo_json(client.get("api", "images", image))
 
 
-@images.command()
-@click.argument("image")
-@as_json
-@click.pass_obj
-def verify(data: Path, image: str, json: bool) -> None:
-    """Compare an image with its digests and with the machine of today."""
-    with api(data) as client:
-        answer = client.post("api", "images", image, "verify")
-    if json:
-        echo_json(answer)
-    else:
-        click.echo(f"{image}: {answer['message']}")
+def _order(name: str, send: "Callable[[Client, str], Any]", told: Callable[[str, str], str], text: str) -> None:
+    """A command about one image. send: asks for it; told: image and what the plane said of it -> what people read."""
+
+    @images.command(name, help=text)
+    @click.argument("image")
+    @as_json
+    @click.pass_obj
+    def command(data: Path, image: str, json: bool) -> None:
+        with api(data) as client:
+            answer = send(client, image)
+        if json:
+            echo_json(answer)
+        else:
+            click.echo(told(image, str(answer.get("message") or "")))
 
 
-@images.command()
-@click.argument("image")
-@click.pass_obj
-def rebuild(data: Path, image: str) -> None:
-    """Never use an image again and forget its failure: a new one is made when that disturbs nobody."""
-    with api(data) as client:
-        answer = client.post("api", "images", image, "rebuild")
-    click.echo(f"{image} is not used any more; {answer['message'] or 'a new one is made at the next save'}")
-
-
-@images.command()
-@click.argument("image")
-@click.pass_obj
-def pin(data: Path, image: str) -> None:
-    """Keep an image whatever the quota says."""
-    with api(data) as client:
-        client.post("api", "images", image, "pin")
-    click.echo(f"{image} stays")
-
-
-@images.command()
-@click.argument("image")
-@click.pass_obj
-def unpin(data: Path, image: str) -> None:
-    """Let an image go again when room is needed."""
-    with api(data) as client:
-        client.delete("api", "images", image, "pin")
-    click.echo(f"{image} may go")
-
-
-@images.command()
-@click.argument("image")
-@click.pass_obj
-def rm(data: Path, image: str) -> None:
-    """Remove an image: instances that were saved to it start cold."""
-    with api(data) as client:
-        answer = client.delete("api", "images", image)
-    click.echo(answer["message"] or f"removed {image}")
+_order(
+    "verify", lambda client, image: client.post("api", "images", image, "verify"), lambda image, said: f"{image}: {said}",
+    "Compare an image with its digests and with the machine of today.",
+)  # fmt: skip
+_order(
+    "rebuild", lambda client, image: client.post("api", "images", image, "rebuild"),
+    lambda image, said: f"{image} is not used any more; {said or 'a new one is made at the next save'}",
+    "Never use an image again and forget its failure: a new one is made when that disturbs nobody.",
+)  # fmt: skip
+_order(
+    "pin", lambda client, image: client.post("api", "images", image, "pin"), lambda image, _: f"{image} stays",
+    "Keep an image whatever the quota says.",
+)  # fmt: skip
+_order(
+    "unpin", lambda client, image: client.delete("api", "images", image, "pin"), lambda image, _: f"{image} may go",
+    "Let an image go again when room is needed.",
+)  # fmt: skip
+_order(
+    "rm", lambda client, image: client.delete("api", "images", image), lambda image, said: said or f"removed {image}",
+    "Remove an image: instances that were saved to it start cold.",
+)  # fmt: skip
 
 
 @images.command()

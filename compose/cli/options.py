@@ -4,13 +4,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
 
 if TYPE_CHECKING:
     from compose.client import Client
+
+PIPED: Final = 200
+"""Width of what no terminal shows."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,21 +33,29 @@ def echo_line(value: object) -> None:
     sys.stdout.flush()
 
 
+FOLDED: Final = 24
+"""Columns of characters that the last column of a table has at least; then the terminal breaks the lines."""
+
+
 def table(*columns: str, rows: list[list[str]], empty: str) -> None:
-    """Print rows under their columns; `empty` when there are none."""
+    """Print rows under their columns; `empty` when there are none. Only the last column is folded: ids and names are copied."""
     if not rows:
         click.echo(empty)
         return
-    from rich.console import Console  # noqa: PLC0415 (`up` prints no table, and starts sooner without)
+    from rich.cells import cell_len  # noqa: PLC0415 (`up` prints no table, and starts sooner without)
+    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     console = Console()
-    shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns[:-1]:
+        shown.add_column(name, no_wrap=True)
+    shown.add_column(columns[-1], overflow="fold")
     for row in rows:
         shown.add_row(*row)
-    if not console.is_terminal:
-        console.width = 200
-    console.print(shown, markup=False, highlight=False)
+    whole = sum(max(map(cell_len, column)) + 2 for column in zip(columns[:-1], *(row[:-1] for row in rows), strict=True))
+    console.width = max(console.width if console.is_terminal else PIPED, whole + FOLDED)
+    console.print(shown, markup=False, highlight=False, soft_wrap=False, crop=False)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from compose.cli.options import F, api, as_json, echo_json, table
+from compose.client import elsewhere
 from compose.directory import holder
 from compose.process import Identity
 from compose.refusal import ApiRefused, EnvironmentRefusal
@@ -32,10 +33,11 @@ def living(models: list[dict[str, Any]], every: bool) -> list[dict[str, Any]]:
 def status(context: click.Context, every: bool, json: bool) -> None:
     """Show what runs, where, and how much room is left; exit code 1 when something is not well."""
     data: Path = context.obj
-    held = holder(data)
+    away = elsewhere() is not None  # then what runs here is not what was asked about
+    held = None if away else holder(data)
     processes = read_states(data) if held is not None else []
     found: dict[str, Any] = {}
-    trouble = "" if held is not None else f"no `up` runs in {data}"
+    trouble = "" if held is not None or away else f"no `up` runs in {data}"
     with contextlib.ExitStack() as stack:
         try:
             client = stack.enter_context(api(data))
@@ -52,15 +54,8 @@ def status(context: click.Context, every: bool, json: bool) -> None:
             _processes(processes)
         if found:
             _devices(found["devices"], found["nodes"])
-            table(
-                "model",
-                "state",
-                "waiting",
-                "running",
-                "note",
-                rows=[model_row(one) for one in found["models"]],
-                empty="no models",
-            )
+            rows = [model_row(one) for one in found["models"]]
+            table("model", "state", "waiting", "running", "note", rows=rows, empty="no models")
         if trouble:
             click.echo(trouble, err=True)
     if trouble or ill:
@@ -71,11 +66,9 @@ def _processes(processes: list[Any]) -> None:
     rows = []
     for one in processes:
         alive = one.pid is not None and Identity.of(one.pid) is not None
-        since = ago(one.since_ms)
+        state = one.state if alive or one.pid is None else "gone"
         exit_ = one.last_exit if one.restarts else ""
-        rows.append(
-            [one.name, one.state if alive or one.pid is None else "gone", str(one.pid or ""), since, str(one.restarts), exit_]
-        )
+        rows.append([one.name, state, str(one.pid or ""), ago(one.since_ms), str(one.restarts), exit_])
     table("process", "state", "pid", "for", "restarts", "last exit", rows=rows, empty="no processes")
     click.echo()
 

@@ -39,3 +39,16 @@ def test_a_plane_that_does_not_answer_is_said_to_be_so(tmp_path: Path, monkeypat
     with pytest.raises(EnvironmentRefusal, match="does not answer"):
         client.get("api", "models")
     client.close()
+
+
+@pytest.mark.parametrize("url", ["plane", "ftp://plane", "http://", "http://h:99999", "http://h:x", "http://[", "http://h/v1"])
+def test_what_is_no_address_is_said_to_be_none(url: str) -> None:
+    with pytest.raises(EnvironmentRefusal, match="is not a plane's address"):
+        Client(url, "eh_a_b")
+
+
+@pytest.mark.parametrize("token", ["", "eh_a\nb", "eh_é", "eh_→"])
+def test_a_token_that_no_header_takes_is_refused_before_it_is_sent(token: str) -> None:
+    with pytest.raises(EnvironmentRefusal, match="token") as refused:
+        Client("http://127.0.0.1:1", token)
+    assert refused.value.code == "token"

@@ -1,13 +1,17 @@
 """What the command line says when something is in the way: one sentence, or one JSON document, never a traceback."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from compose.cli import main
+from compose.cli.commands import enginehouse
 from compose.cli.history import event_line
+from compose.cli.options import table
 from compose.cli.show import living, one_line
 
 
@@ -76,3 +80,52 @@ def test_the_end_of_a_log_stays_in_its_line_of_a_table() -> None:
         one_line("it ended; its log ends:\n  File x\n    ^^^\nValueError: no\n") == "it ended; its log ends: ... ValueError: no"
     )
     assert one_line("one line") == "one line"
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+
+
+def test_every_command_answers_in_json_and_takes_the_directory_after_its_name_too() -> None:
+    found = dict(commands(enginehouse))
+    assert {("up",), ("images", "pin"), ("token", "revoke"), ("models", "list")} <= found.keys()
+    for path, command in found.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        runs = not isinstance(command, click.Group) or command.invoke_without_command
+        assert "--json" in options or path == ("up",) or not runs, path
+        assert "--data" in options or path[0] == "bench" and len(path) > 1, path
+
+
+def test_the_directory_that_is_said_last_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = str(tmp_path / "later")
+    for argv in (["models", "list", "--data", later], ["models", "--data", later, "list"], ["models", "--data", later]):
+        assert ran("--data", str(tmp_path / "before"), *argv) == 2
+        assert later in capsys.readouterr().err
+
+
+def test_of_a_plane_elsewhere_nothing_is_said_about_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINEHOUSE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("ENGINEHOUSE_TOKEN", "eh_a_b")
+    assert ran("--data", str(tmp_path), "status") == 1
+    said = capsys.readouterr().err
+    assert "http://127.0.0.1:1 does not answer" in said and "no `up` runs" not in said
+
+
+def test_names_and_ids_stay_whole_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    name, why = "req_01M8MGVN2CNM4V976TCM0RX2RM", "it waits for a device that three others hold"
+    table("request", "model", "why", rows=[[name, "smollm2-harbour", why]], empty="none")
+    shown = capsys.readouterr().out
+    assert f"{name}  smollm2-harbour  it waits" in shown
+    assert "".join(shown.split()).endswith("".join(why.split()))
