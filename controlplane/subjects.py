@@ -146,4 +146,5 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     """None: this node can't tell (and `error` is empty), or there is no prompt to count."""
     error: str = ""
-    """A sentence when the caller's prompt can't be rendered (e.g. the chat template refuses it)."""
+    """A sentence when the caller's prompt can't be rendered (e.g. the chat template refuses it), or is surely too long."""
+    code: str = "invalid"

@@ -6,6 +6,7 @@ Hello comes before the plane's state is asked for, so that the state already kno
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -174,9 +175,10 @@ class Life:
             asked = msgspec.json.decode(message.data, type=Measure)
             shelved = await self._stock.find(asked.model)
             body = msgspec.json.decode(asked.body, type=dict[str, object])
-            answer = Measured(prompt_tokens=await asyncio.to_thread(count_tokens, shelved.source, asked.kind, body))
+            count = partial(count_tokens, shelved.source, asked.kind, body, most=shelved.facts.context_tokens - 1)
+            answer = Measured(prompt_tokens=await asyncio.to_thread(count))
         except Invalid as invalid:
-            answer = Measured(error=invalid.message)
+            answer = Measured(error=invalid.message, code=invalid.code)
         except (StepFailed, ValueError, msgspec.MsgspecError, RecursionError) as error:
             log.info("not_measured", reason=repr(error))  # no fault of the caller's: whoever serves the prompt counts anyway
             answer = Measured()

@@ -67,7 +67,7 @@ async def _count(bus: Bus, fleet: Fleet, model: Model, ask: Ask) -> int | None:
             _log.info("not_measured", node=node, model=model.model, reason=repr(error))
             continue
         if measured.error:
-            raise ApiError(400, "invalid", measured.error, param="messages" if ask.kind == "chat" else "prompt")
+            raise ApiError(400, measured.code, measured.error, param="messages" if ask.kind == "chat" else "prompt")
         if measured.prompt_tokens is not None:
             return measured.prompt_tokens
     return None

@@ -16,6 +16,10 @@ FAKE_EOS: Final = 256
 SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 MOST_LOADED: Final = 4
 """Tokenizers kept in a frontend: an instance switches between the few models of one configuration."""
+LONG_CHARS: Final = 16 * 1024
+"""A text of this length takes about 5 ms to tokenise; longer ones are done beside the streams, not between them."""
+NFC_SHRINKS: Final = 3
+"""To a third of its bytes at the most: three Hangul letters become one syllable."""
 
 
 class TextSide(Protocol):
@@ -31,6 +35,9 @@ class TextSide(Protocol):
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of `text`, with the tokens that the tokenizer puts around it (`special`) or without."""
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many ids `text` surely has, without the work of making them; 0 where that can't be told."""
 
     def render(self, chat: list[dict[str, Any]]) -> str:
         """Return a chat as one text. Raises `Invalid`."""
@@ -49,6 +56,9 @@ class ByteText:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         return list(text.encode("utf-8", "replace"))
+
+    def least_tokens(self, text: str) -> int:
+        return 0  # to make them is no work
 
     def render(self, chat: list[dict[str, Any]]) -> str:
         return "".join(f"{message['role']}: {message['content']}\n" for message in chat) + "assistant: "
@@ -74,13 +84,30 @@ class Vocabulary:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.size: Final = int(self.tokenizer.get_vocab_size(with_added_tokens=True))
-        decoder = json.loads(content).get("decoder") or {}
-        self.bytes: Final = self._byte_table() if decoder.get("type") == "ByteLevel" else None
+        written = json.loads(content)
+        self.bytes: Final = self._byte_table() if (written.get("decoder") or {}).get("type") == "ByteLevel" else None
+        self.most_bytes: Final = self._most_bytes(written)
+
+    def _most_bytes(self, written: dict[str, Any]) -> int | None:
+        """Of a text, that one token can stand for; None unless it is sure that no byte of the text gets lost."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        if self.bytes is None or any(token.lstrip or token.rstrip for token in added) or not _keeps_all(written):
+            return None
+        pieces = {len(piece) for piece in self.bytes.values()} | {len(token.content.encode()) for token in added}
+        return max(pieces) * (NFC_SHRINKS if written.get("normalizer") else 1)
 
     def _byte_table(self) -> dict[int, bytes]:
         added = self.tokenizer.get_added_tokens_decoder()
         special = {number for number, token in added.items() if token.special}
         return byte_table(self.tokenizer.get_vocab(with_added_tokens=True), special)
+
+
+def _keeps_all(tokenizer: dict[str, Any]) -> bool:
+    """Whether what stands before the model of a `tokenizer.json` takes nothing out of a text but by composing letters (NFC)."""
+    before, normalizer = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("normalizer")
+    steps = before.get("pretokenizers", ()) if before.get("type") == "Sequence" else (before,)
+    kinds = {(step.get("type"), step.get("behavior")) for step in steps}
+    return kinds <= {("ByteLevel", None), ("Split", "Isolated")} and (normalizer or {"type": "NFC"}).get("type") == "NFC"
 
 
 @functools.lru_cache(maxsize=MOST_LOADED)
@@ -98,7 +125,7 @@ class TokenizerText:
             known = vocabulary(file.read_bytes())
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{file} can't be read: {error}") from error
-        self._tokenizer, self._bytes = known.tokenizer, known.bytes
+        self._tokenizer, self._bytes, self._most_bytes = known.tokenizer, known.bytes, known.most_bytes
         self.vocabulary: Final = known.size
         settings = _json(source / "tokenizer_config.json")
         tokens = {name: text for name in SPECIAL if (text := _token(settings.get(name)))}
@@ -107,7 +134,12 @@ class TokenizerText:
         self.stop_ids: Final = self._stop_ids(source, tokens.get("eos_token"))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
+        if len(text) > LONG_CHARS:  # the library lets other threads run during a batch only
+            return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def least_tokens(self, text: str) -> int:
+        return len(text) // self._most_bytes if self._most_bytes is not None else 0
 
     def render(self, chat: list[dict[str, Any]]) -> str:
         if self._template is None:
@@ -136,31 +168,34 @@ def load(source: Path) -> TextSide:
     return ByteText() if (source / FAKE).exists() else TokenizerText(source)
 
 
-def prompt_ids(text: TextSide, kind: str, body: Mapping[str, Any]) -> list[int]:
+def prompt_ids(text: TextSide, kind: str, body: Mapping[str, Any], *, most: int) -> list[int]:
     """Return the prompt's ids of a body of `kind` `chat` or `completion`.
 
     Raises:
-        Invalid: with the field's name.
+        Invalid: with the field's name; `too_long` for a text that surely has more than `most`, before the work is done.
     """
-    if kind == "chat":
-        ids = text.encode(text.render(messages(body)), special=False)
+    field = "messages" if kind == "chat" else "prompt"
+    given = text.render(messages(body)) if kind == "chat" else prompt(body)
+    if isinstance(given, str):
+        if (least := text.least_tokens(given)) > most:
+            raise Invalid(f"the prompt has at least {least} tokens; the model takes at most {most}", field, "too_long")
+        ids = text.encode(given, special=kind != "chat")
+    elif all(0 <= token < text.vocabulary for token in given):
+        ids = given
     else:
-        given = prompt(body)
-        ids = text.encode(given, special=True) if isinstance(given, str) else given
-        if isinstance(given, list) and not all(0 <= token < text.vocabulary for token in given):
-            raise Invalid(f"'prompt' has token ids outside 0 to {text.vocabulary - 1}", "prompt")
+        raise Invalid(f"'prompt' has token ids outside 0 to {text.vocabulary - 1}", "prompt")
     if not ids:
-        raise Invalid("the prompt is empty", "messages" if kind == "chat" else "prompt")
+        raise Invalid("the prompt is empty", field)
     return ids
 
 
-def count_tokens(source_dir: Path, kind: str, body: Mapping[str, Any]) -> int:
+def count_tokens(source_dir: Path, kind: str, body: Mapping[str, Any], *, most: int) -> int:
     """Return the exact number of tokens that a body's prompt has for the model in `source_dir`.
 
     Raises:
-        Invalid: the body is wrong. ValueError: the source is.
+        Invalid: the body is wrong, or surely has more than `most`. ValueError: the source is.
     """
-    return len(prompt_ids(load(source_dir), kind, body))
+    return len(prompt_ids(load(source_dir), kind, body, most=most))
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_every_command_answers_in_json_and_takes_the_directory_after_its_name_to
         options = {option for parameter in command.params for option in parameter.opts}
         runs = not isinstance(command, click.Group) or command.invoke_without_command
         assert "--json" in options or path == ("up",) or not runs, path
-        assert "--data" in options or path[0] == "bench" and len(path) > 1, path
+        assert "--data" in options or (path[0] == "bench" and len(path) > 1), path
 
 
 def test_the_directory_that_is_said_last_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

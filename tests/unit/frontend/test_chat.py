@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.tinymodels import byte_tokenizer
-from worker.frontend.chat import FAKE, count_tokens, load, vocabulary
+from worker.frontend.chat import FAKE, LONG_CHARS, TokenizerText, count_tokens, load, vocabulary
 from worker.frontend.request import Invalid
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Příliš 👩🏽‍🚀 <b>\n"}]}
@@ -35,7 +35,7 @@ def test_template_and_ids_are_those_of_transformers(tmp_path: Path, place: str) 
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": {"content": "<|end|>"}}))
     ours = load(tmp_path)
     assert ours.encode(ours.render(CHAT["messages"]), special=False) == expected["input_ids"]
-    assert count_tokens(tmp_path, "chat", CHAT) == len(expected["input_ids"])
+    assert count_tokens(tmp_path, "chat", CHAT, most=500) == len(expected["input_ids"])
     assert ours.stop_ids == (5, 256)
 
 
@@ -53,7 +53,7 @@ def test_a_template_can_refuse_but_not_escape(tmp_path: Path, template: str) -> 
     byte_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(Invalid, match="chat template refuses") as refused:
-        count_tokens(tmp_path, "chat", CHAT)
+        count_tokens(tmp_path, "chat", CHAT, most=500)
     assert refused.value.param == "messages"
 
 
@@ -73,8 +73,8 @@ def test_without_a_template_completions_only(tmp_path: Path) -> None:
     byte_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(Invalid, match="/v1/completions"):
-        count_tokens(tmp_path, "chat", CHAT)
-    assert count_tokens(tmp_path, "completion", {"prompt": "abc"}) == 3
+        count_tokens(tmp_path, "chat", CHAT, most=500)
+    assert count_tokens(tmp_path, "completion", {"prompt": "abc"}, most=3) == 3
 
 
 def test_a_directory_without_a_tokenizer_says_which_file(tmp_path: Path) -> None:
@@ -84,4 +84,51 @@ def test_a_directory_without_a_tokenizer_says_which_file(tmp_path: Path) -> None
 
 def test_the_fake_engines_bytes(tmp_path: Path) -> None:
     (tmp_path / FAKE).write_text("{}")
-    assert count_tokens(tmp_path, "chat", {"messages": [{"role": "user", "content": "é"}]}) == len(b"user: \nassistant: ") + 2
+    assert (
+        count_tokens(tmp_path, "chat", {"messages": [{"role": "user", "content": "é"}]}, most=99)
+        == len(b"user: \nassistant: ") + 2
+    )
+
+
+def test_a_text_that_is_surely_too_long_is_refused_before_it_is_tokenised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    byte_tokenizer(tmp_path)
+    longest = len("<|end|>")
+    assert count_tokens(tmp_path, "completion", {"prompt": "a" * longest * 9}, most=9) == longest * 9
+    monkeypatch.setattr(TokenizerText, "encode", None)
+    for kind, body in (
+        ("completion", {"prompt": "a" * longest * 10}),
+        ("chat", {"messages": [{"role": "user", "content": "a" * 80}]}),
+    ):
+        with pytest.raises(Invalid, match=r"at least 1\d tokens; the model takes at most 9") as refused:
+            count_tokens(tmp_path, kind, body, most=9)
+        assert refused.value.code == "too_long"
+
+
+@pytest.mark.parametrize(
+    ("part", "written", "most_bytes"),
+    [
+        ("normalizer", None, 7),
+        ("normalizer", {"type": "NFC"}, 21),
+        ("normalizer", {"type": "NFKC"}, None),
+        ("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}, None),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}]}, None),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}, None),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False}, 7),
+    ],
+)
+def test_how_much_a_token_can_stand_for_is_told_only_where_no_byte_gets_lost(
+    tmp_path: Path, part: str, written: object, most_bytes: int | None
+) -> None:
+    byte_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: written}))
+    assert vocabulary(file.read_bytes()).most_bytes == most_bytes
+
+
+def test_a_long_text_has_the_ids_of_its_parts(tmp_path: Path) -> None:
+    byte_tokenizer(tmp_path)
+    text = load(tmp_path)
+    short = "words and spaces "
+    assert text.encode(short * LONG_CHARS, special=False) == text.encode(short, special=False) * LONG_CHARS

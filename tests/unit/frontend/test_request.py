@@ -85,8 +85,8 @@ def test_prompts() -> None:
     for wrong in (None, [], ["a", "b"], [[1], [2]], [1, "a"], 5):
         with pytest.raises(Invalid, match="prompt"):
             prompt({"prompt": wrong})
-    assert prompt_ids(ByteText(), "completion", {"prompt": "é"}) == [0xC3, 0xA9]
+    assert prompt_ids(ByteText(), "completion", {"prompt": "é"}, most=100) == [0xC3, 0xA9]
     with pytest.raises(Invalid, match="outside 0 to 256"):
-        prompt_ids(ByteText(), "completion", {"prompt": [1, 257]})
+        prompt_ids(ByteText(), "completion", {"prompt": [1, 257]}, most=100)
     with pytest.raises(Invalid, match="empty"):
-        prompt_ids(ByteText(), "completion", {"prompt": ""})
+        prompt_ids(ByteText(), "completion", {"prompt": ""}, most=100)
