@@ -144,7 +144,7 @@ class Bus:
                 # Without a time limit of its own: the client's `wait_for` loses a cancellation that meets an answer (3.11).
                 reply = await self.nc.request(subject, payload, timeout=None)  # type: ignore[arg-type]
         except nats.errors.NoRespondersError as error:
-            _unavailable("no decider is listening", error)
+            _unavailable("the decider, which admits and records, is not listening: it is being started", error)
         except nats.errors.MaxPayloadError as error:  # to ask again would not make it smaller
             message = f"{len(payload)} bytes for {subject}; the bus takes {self.nc.max_payload} in one message"
             raise Refused(Code.INVALID, message) from error

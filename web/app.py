@@ -14,11 +14,12 @@ from controlplane.lean import without
 from controlplane.refusal import Refused
 from web import health, login, metrics
 from web.auth import Gate
+from web.complaint import complaint, for_a_person
 from web.errors import ApiError
 from web.openai.routes import router as openai
 from web.pages import router as pages
 from web.pages import static
-from web.pages.answers import complaint, for_a_person, said
+from web.pages.answers import said
 from web.rest.routes import router as rest
 from web.services import Services
 
@@ -76,7 +77,7 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     """Litestar's own: unknown paths, wrong methods, bad parameters, bodies that are too large."""
     if for_a_person(request):
         return said(request, error)
-    param, message = complaint(error)
+    param, message = complaint(request, error)
     code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "invalid")
     if error.status_code == 413:
         message = f"the body is larger than {BODY_LIMIT} bytes"

@@ -8,8 +8,8 @@ from litestar.params import QueryParameter
 from markupsafe import escape
 
 from web.auth import session_value
+from web.complaint import for_a_person
 from web.errors import ApiError
-from web.pages.answers import for_a_person
 from web.sessions import COOKIE, SESSION_S
 from web.tokens import drop_old_codes, use_login_code
 

@@ -160,7 +160,7 @@ def _supported(body: _Common) -> None:
     for name, harmless in UNSUPPORTED.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
-            only = f" with a value other than {harmless[0]!r}" if harmless else ""
+            only = f"; leave it out, or give {msgspec.json.encode(harmless[0]).decode()}" if harmless else "; leave it out"
             raise invalid(name, f"'{name}' is not supported{only}")
     if not MODEL_NAME.fullmatch(body.model):
         raise unknown_model(body.model)

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from litestar import MediaType, Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException
 
 from controlplane.refusal import Refused
+from web.complaint import complaint
 from web.errors import STATUS
 from web.pages.stage import Stage, now_ms
 
@@ -27,22 +28,6 @@ def page(stage: Stage, name: str, *, here: str = "", status: int = 200, **values
     return html(stage.templates.page(name, here=here, now_ms=now_ms(), **values), status)
 
 
-def for_a_person(request: Request[Any, Any, Any]) -> bool:
-    """Whether a browser asks for a page, and no program for data."""
-    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(("/v1", "/api"))
-
-
-def complaint(error: HTTPException) -> tuple[str | None, str]:
-    """Which parameter is wrong, if one is, and what is wrong."""
-    if not (isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra):
-        return None, error.detail
-    first = error.extra[0]
-    param, message = str(first.get("key") or "") or None, str(first.get("message", error.detail))
-    if param == "data" and message == "'data'":  # a missing body is a KeyError to the framework
-        return None, "the request has no body; send JSON"
-    return param, message
-
-
 def said(request: Request[Any, Any, Any], refused: Refused | HTTPException) -> Response[str]:
     """Errors of the pages: a line beside the button for htmx, a page for everybody else."""
     stage = stage_of(request)
@@ -50,7 +35,7 @@ def said(request: Request[Any, Any, Any], refused: Refused | HTTPException) -> R
         status, code, message = STATUS[refused.code], refused.code.value, refused.message
         retry_s = -(-refused.retry_after_ms // 1000) if refused.retry_after_ms else None
     else:
-        param, what = complaint(refused)
+        param, what = complaint(request, refused)
         status, code, message, retry_s = refused.status_code, "", f"{param}: {what}" if param else what, None
     if request.headers.get("hx-request"):
         error = {"message": message, "code": code or str(status)}

@@ -16,11 +16,13 @@ from web.rest.operations import Limit
 Name = Annotated[str | None, QueryParameter(max_length=200)]
 
 
-@get("/events", description="In order from `after`; or with `before` (or nothing) the newest first.")
+@get("/events", description="With `after` in order from there; with `before` (or nothing) the newest first. Not both.")
 async def events(
     request: Ask, *, after: Position = None, before: Position = None, limit: Limit = 100, stream: Name = None, type: Name = None
 ) -> Response[bytes]:
     past = services_of(request).history
+    if after is not None and before is not None:
+        raise ApiError(400, "invalid", "'after' reads forwards and 'before' backwards: send one of them", param="before")
     if after is not None:
         found = await past.events_after(after, limit=limit, stream=stream, type=type)
     else:

@@ -212,3 +212,20 @@ async def test_the_schema_is_served(house: House) -> None:
     assert "/v1/chat/completions" in schema["paths"]
     assert "/api/models/{name}/load" in schema["paths"]
     assert schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["required"]
+
+
+async def test_what_is_wrong_is_told_with_the_callers_own_names(house: House) -> None:
+    tried: list[tuple[str, str, dict[str, str], str | None, str]] = [
+        ("GET", "/api/requests?state=x", {}, "state", "Invalid enum value 'x'; it can be open, finished, failed, cancelled"),
+        ("GET", "/api/events?limit=0", {}, "limit", "Expected `int` >= 1"),
+        ("GET", "/api/events?after=5&before=10", {}, "before", "send one of them"),
+        ("POST", "/api/models/a/load", {"idempotency-key": "x" * 256}, "Idempotency-Key", "of length <= 255"),
+        ("GET", "/api/nope", {}, None, "there is no GET /api/nope; GET /api/schema lists all"),
+        ("PATCH", "/api/events", {}, None, "/api/events takes GET, OPTIONS, not PATCH"),
+        ("POST", "/api/models", {}, None, "Expected `object`, got `array`"),
+    ]
+    for method, path, headers, param, message in tried:
+        response = await house.client.request(method, path, headers=headers, content=b"[]" if method == "POST" else None)
+        assert response.is_client_error, path
+        assert response.json()["details"].get("param") == param, path
+        assert message in response.json()["message"], path

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from controlplane.refusal import Code, Refused
@@ -121,3 +122,19 @@ def test_every_refusal_has_a_status_and_retries_say_when() -> None:
         error = ApiError.of(Refused(code, "x"))
         assert (error.status in (429, 503)) == ("retry-after" in error.headers), code
     assert ApiError.of(Refused(Code.BACKING_OFF, "x", retry_after_ms=1500)).headers == {"retry-after": "2"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "cure"),
+    [
+        ("n", 2, "leave it out, or give 1"),
+        ("logprobs", True, "leave it out, or give false"),
+        ("response_format", {"type": "json_object"}, 'leave it out, or give {"type":"text"}'),
+        ("prediction", {"type": "content"}, "leave it out"),
+    ],
+)
+def test_a_field_that_is_not_supported_is_named_with_a_value_in_json_that_is(field: str, value: object, cure: str) -> None:
+    with pytest.raises(ApiError, match=f"'{field}' is not supported; ") as refused:
+        bodies.chat(msgspec.json.encode({"model": "a", "messages": [{"role": "user", "content": "x"}], field: value}))
+    assert refused.value.param == field
+    assert refused.value.message.endswith(cure)

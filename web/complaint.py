@@ -1,0 +1,48 @@
+"""What is wrong with a request that the framework refused, with the caller's own names for its parts."""
+
+from typing import Any, Final, get_args
+
+from litestar import Request
+from litestar.datastructures import Headers
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException, ValidationException
+
+BODY: Final = "data"
+"""The framework's name for a body."""
+SHOWN: Final = 100
+ENUM: Final = "Invalid enum value"
+
+
+def for_a_person(request: Request[Any, Any, Any]) -> bool:
+    """Whether a browser asks for a page, and no program for data."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(("/v1", "/api"))
+
+
+def complaint(request: Request[Any, Any, Any], error: HTTPException) -> tuple[str | None, str]:
+    """Return which parameter is wrong, if one is, and what is wrong."""
+    match error:
+        case NotFoundException(detail="Not Found"):  # no route; a route that finds nothing says what
+            path = request.url.path
+            if for_a_person(request):
+                return None, f"There is no page {path[:SHOWN]}."
+            cure = "it has chat/completions, completions and models" if path.startswith("/v1") else "GET /api/schema lists all"
+            return None, f"there is no {request.method} {path[:SHOWN]}; {cure}"
+        case MethodNotAllowedException():
+            allowed = Headers(error.headers or {}).get("allow", "").split(", ")
+            return None, f"{request.url.path[:SHOWN]} takes {', '.join(sorted(allowed))}, not {request.method}"
+        case ValidationException(extra=[dict(first), *_]):
+            return _invalid(request, str(first.get("key") or ""), str(first.get("message", error.detail)))
+        case _:
+            return None, error.detail
+
+
+def _invalid(request: Request[Any, Any, Any], name: str, message: str) -> tuple[str | None, str]:
+    if name == BODY:
+        return None, message if message != f"'{BODY}'" else "the request has no body; send JSON"  # a missing one is a KeyError
+    handler = request.scope.get("route_handler")
+    declared = handler.parsed_fn_signature.parameters.get(name) if handler is not None else None
+    if declared is None:
+        return name or None, message
+    if message.startswith(ENUM):
+        choices = [choice for kind in get_args(declared.annotation) for choice in get_args(kind)]
+        message = f"{message}; it can be {', '.join(map(str, choices))}" if choices else message
+    return getattr(declared.kwarg_definition, "name", None) or name, message
