@@ -78,3 +78,9 @@ def human_bytes(size: int) -> str:
             break
         scaled /= 1024
     return f"{scaled:.0f} {unit}" if unit == "B" or scaled >= 100 else f"{scaled:.1f} {unit}"
+
+
+def need_and_limit(need: int, limit: int) -> tuple[str, str]:
+    """Write two numbers of bytes for people, to the byte where they would read the same and are not."""
+    texts = human_bytes(need), human_bytes(limit)
+    return texts if need == limit or texts[0] != texts[1] else (f"{need} bytes", f"{limit} bytes")

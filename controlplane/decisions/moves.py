@@ -20,6 +20,7 @@ from controlplane.fleet.callers import Operation
 from controlplane.fleet.members import MOVE, Device, Instance, Model
 from controlplane.fleet.reach import NO_CUDA, why_still
 from controlplane.fleet.state import Fleet
+from controlplane.quantities import need_and_limit
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from controlplane.spec import CELLS
@@ -145,8 +146,9 @@ def _room(fleet: Fleet, model: Model, instance: Instance, target: Device) -> tup
         )
         raise Refused(Code.NO_ROOM, message, need_cells=count, free_cells=free, **numbers)
     if need + others > target.size_bytes:
+        needs, free_bytes = need_and_limit(need, max(0, target.size_bytes - others))
         message = (
-            f"{instance.instance} needs {need} bytes of {target.name}, and {max(0, target.size_bytes - others)} are free "
+            f"{instance.instance} needs {needs} of {target.name}, and {free_bytes} are free "
             "beside what sleeps there: stop some of it, or choose another device"
         )
         raise Refused(Code.NO_ROOM, message, **numbers)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from controlplane.decisions.placement import smallest_share
 from controlplane.fleet.members import Device, Instance, Model
 from controlplane.fleet.state import Fleet
+from controlplane.quantities import need_and_limit
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import CELLS, EngineName, ModelFacts, ModelSpec
@@ -48,10 +49,8 @@ class CannotFit(msgspec.Struct, frozen=True):
             return f"{model} needs a share of host memory, and no node declares one: add it to devices in the node's settings"
         larger = "declare a larger device, or lower the model's kv_bytes"
         remedy = larger if self.where == "device" else "raise the node's pool_bytes"
-        return (
-            f"{model} needs {self.need_bytes} bytes of one {self.where}, and the largest {self.where} has "
-            f"{self.limit_bytes}: {remedy}"
-        )
+        needs, has = need_and_limit(self.need_bytes, self.limit_bytes)
+        return f"{model} needs {needs} of one {self.where}, and the largest {self.where} has {has}: {remedy}"
 
 
 def suits(model: Model, device: Device) -> bool:

@@ -16,6 +16,7 @@ from controlplane.fleet.members import Instance, Model, WeightSet
 from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.fleet.weights import parts
+from controlplane.quantities import need_and_limit
 from controlplane.rungs import Rung
 
 
@@ -63,7 +64,8 @@ def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Aske
         if not busy:
             return None  # nothing there could make room: the worker measures, and says so with both numbers
         _bar(others, model.model, board, asked)
-    return f"{model.model} needs {need} bytes of {device.name} ({device.size_bytes}); others there have to leave first"
+    needs, has = need_and_limit(need, device.size_bytes)
+    return f"{model.model} needs {needs} of {device.name} ({has}); others there have to leave first"
 
 
 def _sleepers(fleet: Fleet, others: list[Instance], board: Board) -> list[Instance]:
@@ -136,7 +138,8 @@ def in_pool(draft: Draft, model: Model, node: str, board: Board, asked: Asked) -
         here = [i for i in fleet.instances.values() if i.node == node]
         if not any(standing.leaving(i) for i in here) and not _evict(draft, here, missing, model.model, asked):
             _bar(here, model.model, board, asked)
-    return f"{model.model} needs {need} bytes of the pool on {node} ({budget}); other weights have to leave first"
+    needs, has = need_and_limit(need, budget)
+    return f"{model.model} needs {needs} of the pool on {node} ({has}); other weights have to leave first"
 
 
 def in_use(fleet: Fleet, weights: WeightSet) -> bool:

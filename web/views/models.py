@@ -128,7 +128,7 @@ def _state(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: list[
         return State(tone="failed", words="backing off", until_ms=back.retry_at_ms, message=message)
     if model.facts is None:
         progress = reported(beats, None, f"model:{model.model}")
-        doing = "a node opens its source" if fleet.nodes else "waits for a node to join"
+        doing = "" if progress else "a node opens its source" if fleet.nodes else "waits for a node to join"
         return State(tone="climb", words="inspecting", since_ms=model.registered_ms, message=doing, progress=progress)
     if stands:
         found, _ = stands[0]

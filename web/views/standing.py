@@ -21,13 +21,17 @@ CAUSES = {
 
 
 STEPS = {
-    "prepare": "preparing its source", "stage": "reading weights", "deposit": "laying out weights",
-    "connect": "starting the engine",
-    "start_holder": "starting the engine", "start_engine": "starting the engine", "restore": "restoring from disk",
-    "cuda_restore": "back onto the GPU", "fill": "filling the device", "build": "writing to disk", "wake": "mapping weights",
-    "check": "checking an answer", "serve": "opening to requests", "drain": "letting requests finish",
+    "inspecting": "opening its source", "prepare": "preparing its source", "stage": "reading weights",
+    "deposit": "laying out weights", "start_holder": "starting the engine", "start_frontend": "starting the engine",
+    "start_engine": "starting the engine", "connect": "starting the engine", "restore": "restoring from disk",
+    "cuda_restore": "back onto the GPU", "take_cells": "taking its cells", "fill": "filling the device",
+    "attach": "mapping weights", "wake": "mapping weights", "check": "checking an answer", "serve": "opening to requests",
+    "stop_serving": "closing to requests", "drain": "letting requests finish", "sleep": "letting go of its weights",
+    "detach": "letting go of its weights", "verify": "measuring what is free", "drop_cells": "giving its cells back",
+    "checkpoint": "going off the GPU", "seek": "looking for its image", "build": "writing to disk",
+    "end_engine": "ending the engine", "clear": "ending its processes",
 }  # fmt: skip
-"""Steps of a worker, as a person reads them; others are shown by their names."""
+"""Steps of a worker, as a person reads them; those of a newer worker are shown by their names."""
 
 
 class Progress(msgspec.Struct, frozen=True):

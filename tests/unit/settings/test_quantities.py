@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.quantities import duration_ms, human_bytes, share_cells, size_bytes
+from controlplane.quantities import duration_ms, human_bytes, need_and_limit, share_cells, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,10 @@ def test_what_is_no_share(share: object) -> None:
 
 def test_bytes_for_people() -> None:
     assert [human_bytes(n) for n in (0, 1023, 1536, 150 << 20, 1 << 40)] == ["0 B", "1023 B", "1.5 KiB", "150 MiB", "1.0 TiB"]
+
+
+def test_two_sizes_that_differ_never_read_the_same() -> None:
+    gib = 1 << 30
+    assert need_and_limit(3 * gib, 2 * gib) == ("3.0 GiB", "2.0 GiB")
+    assert need_and_limit(gib, gib) == ("1.0 GiB", "1.0 GiB")
+    assert need_and_limit(gib + 1, gib) == ("1073741825 bytes", "1073741824 bytes")

@@ -11,6 +11,8 @@ from tests.busyplane import busy, failed
 from tests.staged import MIB, StagedPlane
 from web.views.models import ModelRow, models
 from web.views.recent import Recent
+from web.views.standing import STEPS
+from worker.moves import StepName
 
 NOW = 1_800_000_000_000
 
@@ -110,3 +112,7 @@ def test_a_retired_model_disappears_once_nothing_of_it_is_left() -> None:
     assert "whale-70b" not in shown
     assert shown["smollm2-135m"].state.words == "retired, up"
     assert able(shown["smollm2-135m"]) == {"sleep", "save", "stop"}
+
+
+def test_every_step_of_a_worker_has_words() -> None:
+    assert {step.value for step in StepName} <= STEPS.keys()
