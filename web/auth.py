@@ -10,7 +10,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from web.errors import ApiError
 from web.keyring import Identity, Keyring, missing
-from web.sessions import COOKIE, Sessions
+from web.sessions import Sessions
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARD: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
@@ -54,9 +54,15 @@ class Gate:
             message = f"Host {host[:100]!r} is not this server; a page of another site can't use it"
             raise ApiError(421, "wrong_host", message)
         path = scope["path"]
-        identity = await self._identify(headers)
+        free = path in OPEN or path.startswith(OPEN_UNDER)
+        try:
+            identity = await self._identify(headers)
+        except ApiError:
+            if free and "authorization" not in headers:  # whoever's session has ended may log in anew
+                return None
+            raise
         if identity is None:
-            if path in OPEN or path.startswith(OPEN_UNDER):
+            if free:
                 return None
             raise missing()
         if identity.scope != "admin" and not (path.startswith("/v1/") or path in OPEN):
@@ -72,19 +78,22 @@ class Gate:
             if kind.lower() != "bearer":
                 raise missing()
             return await self._keyring.identify(token.strip())
-        value = session_value(headers)
-        if value is not None and self._sessions.valid(value):
+        value = session_value(headers, self._sessions.cookie)
+        session = self._sessions.read(value) if value is not None else None
+        if session is None:
+            return None
+        if not session.token:
             return Identity(name="browser", scope="admin", cookie=True)
-        return None
+        return await self._keyring.opener(session.token)
 
 
-def session_value(headers: Headers) -> str | None:
+def session_value(headers: Headers, cookie: str) -> str | None:
     """The session cookie's value, if the browser sent one."""
     raw = headers.get("cookie")
-    if raw is None or COOKIE not in raw:
+    if raw is None or cookie not in raw:
         return None
     try:
-        morsel = SimpleCookie(raw).get(COOKIE)
+        morsel = SimpleCookie(raw).get(cookie)
     except CookieError:
         return None
     return morsel.value if morsel is not None else None

@@ -66,19 +66,38 @@ class Keyring:
                 if known is None:
                     raise wrong()
             return Identity(name=known.name, scope=known.scope)
+        found = await self._find(name)
+        if found is None or not matches(secret, found.stored):
+            raise wrong()
+        self._learn(name, found)
+        return Identity(name=found.name, scope=found.scope)
+
+    async def opener(self, name: str) -> Identity:
+        """Whose token, by its id, opened a session: revoked, it ends that too. Raises ApiError as `identify` does."""
+        if (known := self._known.get(name)) is None:
+            if (known := await self._find(name)) is not None:
+                self._learn(name, known)
+        elif time.monotonic() - known.checked_at > TTL_S:
+            await self._renew(name)
+            known = self._known.get(name)
+        if known is None:
+            raise wrong()
+        return Identity(name=known.name, scope=known.scope, cookie=True)
+
+    def _learn(self, name: str, found: _Known) -> None:
+        if len(self._known) >= KNOWN_LIMIT:
+            self._known.clear()
+        self._known[name] = found
+
+    async def _find(self, name: str) -> _Known | None:
+        """Look a token up that is not known yet. Raises ApiError (503)."""
         try:
             async with asyncio.timeout(LOOKUP_S), self._slots:
-                found = await self._look_up(name)
+                return await self._look_up(name)
         except AWAY as error:
             _log.warning("token_not_checked", reason=repr(error))
             message = "the database that holds the tokens does not answer, and this token was not seen before; try again"
             raise ApiError(503, "unavailable", message, retry_after_ms=2000) from error
-        if found is None or not matches(secret, found.stored):
-            raise wrong()
-        if len(self._known) >= KNOWN_LIMIT:
-            self._known.clear()
-        self._known[name] = found
-        return Identity(name=found.name, scope=found.scope)
 
     async def _renew(self, name: str) -> None:
         """Look a known token up again; concurrent callers share one look-up, an outage lets it stay."""

@@ -10,8 +10,8 @@ from markupsafe import escape
 from web.auth import session_value
 from web.complaint import for_a_person
 from web.errors import ApiError
-from web.sessions import COOKIE, SESSION_S
-from web.tokens import drop_old_codes, use_login_code
+from web.sessions import SESSION_S
+from web.tokens import drop_old_codes, split, use_login_code
 
 PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>enginehouse: log in</title>
@@ -50,7 +50,7 @@ async def login(
     if not use_login_code(services.data, code):
         services.sessions.failed()
         raise ApiError(403, "login_code", "this login link was used already, or is too old; make one with 'enginehouse login'")
-    return _entered(services.sessions.issue())
+    return _entered(request, services.sessions.issue())
 
 
 @post("/login", status_code=303, include_in_schema=False, exception_handlers={ApiError: _not_entered})
@@ -58,29 +58,34 @@ async def login_with_token(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The form: a token of scope `admin` gives a session."""
     services = request.app.state.services
     services.sessions.allow_attempt()
-    form = await request.form()
+    token = str((await request.form()).get("token", "")).strip()
     try:
-        identity = await services.keyring.identify(str(form.get("token", "")).strip())
+        identity = await services.keyring.identify(token)
     except ApiError as error:
         if error.status == 401:
             services.sessions.failed()
         raise
     if identity.scope != "admin":
         raise ApiError(403, "scope", f"token '{identity.name}' is for /v1 only; the pages need one of scope 'admin'")
-    return _entered(services.sessions.issue())
+    name, _ = split(token) or ("", "")
+    return _entered(request, services.sessions.issue(name))
 
 
 @post("/logout", status_code=303, include_in_schema=False)
 async def logout(request: Request[Any, Any, Any]) -> Response[bytes]:
-    value = session_value(request.headers)
+    sessions = request.app.state.services.sessions
+    value = session_value(request.headers, sessions.cookie)
     if value is not None:
-        request.app.state.services.sessions.revoke(value)
-    return Response(b"", status_code=303, headers={"location": "/login"}, cookies=[_cookie("", 0)])
+        sessions.revoke(value)
+    return Response(b"", status_code=303, headers={"location": "/login"}, cookies=[_cookie(request, "", 0)])
 
 
-def _entered(value: str) -> Response[bytes]:
-    return Response(b"", status_code=303, headers={"location": "/"}, cookies=[_cookie(value, SESSION_S)])
+def _entered(request: Request[Any, Any, Any], value: str) -> Response[bytes]:
+    return Response(b"", status_code=303, headers={"location": "/"}, cookies=[_cookie(request, value, SESSION_S)])
 
 
-def _cookie(value: str, max_age: int) -> Cookie:
-    return Cookie(key=COOKIE, value=value, max_age=max_age, path="/", httponly=True, samesite="strict")
+def _cookie(request: Request[Any, Any, Any], value: str, max_age: int) -> Cookie:
+    """A proxy that speaks TLS says so, and then the cookie never goes without; whoever lies here hurts their own browser."""
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+    name = request.app.state.services.sessions.cookie
+    return Cookie(key=name, value=value, max_age=max_age, path="/", httponly=True, samesite="strict", secure=secure)

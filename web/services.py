@@ -84,7 +84,8 @@ class Services:
         site = Site(url=plane.web_url, token=f"$(cat {token})")
         return Services(
             plane=plane, bus=bus, view=view, frontends=frontends, gateway=gateway, operator=Operator(bus),
-            keyring=Keyring(plane.postgres_url), sessions=Sessions(plane.cookie_key), health=Health(bus, view, gateway),
+            keyring=Keyring(plane.postgres_url),
+            sessions=Sessions(plane.cookie_key, plane.web_port), health=Health(bus, view, gateway),
             history=history, stage=Stage(view, history, bus, Nodes(bus), site),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Browser sessions: a signed cookie that says until when it is good. Logging out is remembered until then."""
+"""Browser sessions: a signed cookie that says until when it is good, and which token opened it. Logging out is remembered."""
 
 import hashlib
 import hmac
@@ -7,9 +7,10 @@ import time
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from web.errors import ApiError
 
-COOKIE: Final = "enginehouse_session"
 SESSION_S: Final = 12 * 3600
 """A working day."""
 ATTEMPTS: Final = 10
@@ -17,33 +18,46 @@ WINDOW_S: Final = 60.0
 """At most so many failed log-ins in so long, from everybody together."""
 
 
-class Sessions:
-    """Issues and checks the cookie's value: `<until>.<nonce>.<signature>`."""
+class Session(msgspec.Struct, frozen=True):
+    """What a valid cookie says."""
 
-    def __init__(self, key: str) -> None:
+    until: int
+    """Unix seconds."""
+    nonce: str
+    token: str
+    """Id of the API token that was given for it, and without which it ends; empty: a login link was."""
+
+
+class Sessions:
+    """Issues and checks the cookie's value: `<until>.<nonce>.<token id>.<signature>`. Attributes: cookie (its name)."""
+
+    def __init__(self, key: str, port: int) -> None:
+        """port: of this plane; a browser keeps one jar for all ports of a host, and two planes may be there."""
+        self.cookie = f"enginehouse_session_{port}"
         self._key = hashlib.sha256(b"enginehouse session " + key.encode()).digest()
         self._revoked: dict[str, int] = {}
         self._failures: deque[float] = deque()
 
-    def issue(self) -> str:
-        text = f"{int(time.time()) + SESSION_S}.{secrets.token_urlsafe(18)}"
+    def issue(self, token: str = "") -> str:
+        text = f"{int(time.time()) + SESSION_S}.{secrets.token_urlsafe(18)}.{token}"
         return f"{text}.{self._sign(text)}"
 
-    def valid(self, value: str) -> bool:
+    def read(self, value: str) -> Session | None:
+        """The session that a cookie's value stands for; None: it is forged, over, or was left."""
         text, _, signature = value.rpartition(".")
-        until, _, nonce = text.partition(".")
         if not signature.isascii() or not hmac.compare_digest(self._sign(text), signature):
-            return False
-        return int(until) > time.time() and nonce not in self._revoked
+            return None
+        until, nonce, token = text.split(".")
+        good = int(until) > time.time() and nonce not in self._revoked
+        return Session(int(until), nonce, token) if good else None
 
     def revoke(self, value: str) -> None:
         """Log out: this value is void from now on."""
-        if not self.valid(value):
+        if (session := self.read(value)) is None:
             return
-        until, nonce, _ = value.split(".")
         now = time.time()
         self._revoked = {nonce: end for nonce, end in self._revoked.items() if end > now}
-        self._revoked[nonce] = int(until)
+        self._revoked[session.nonce] = session.until
 
     def allow_attempt(self) -> None:
         """Raises ApiError (429) after too many failed log-ins."""

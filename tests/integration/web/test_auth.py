@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.integration.web.house import House, until
-from web.sessions import COOKIE
-from web.tokens import issue_login_code, list_tokens, new_token, revoke_token
+from web import keyring
+from web.tokens import issue_login_code, list_tokens, new_token, revoke_token, split
 
 
 @pytest.fixture
@@ -60,19 +60,30 @@ async def test_a_session_reads_and_its_own_pages_change_things(house: House, bro
 
 
 async def test_after_logging_out_the_cookie_is_void(house: House, browser: httpx.AsyncClient) -> None:
-    value = browser.cookies[COOKIE]
+    cookie = house.services.sessions.cookie
+    value = browser.cookies[cookie]
     response = await browser.post("/logout", headers={"sec-fetch-site": "same-origin"})
     assert response.status_code == 303
-    async with httpx.AsyncClient(base_url=house.url, cookies={COOKIE: value}) as again:
+    async with httpx.AsyncClient(base_url=house.url, cookies={cookie: value}) as again:
         assert (await again.get("/api/models")).status_code == 401
-    async with httpx.AsyncClient(base_url=house.url, cookies={COOKIE: f"99999999999.x.{'0' * 64}"}) as forged:
+    async with httpx.AsyncClient(base_url=house.url, cookies={cookie: f"99999999999.x..{'0' * 64}"}) as forged:
         assert (await forged.get("/api/models")).status_code == 401
 
 
-async def test_a_token_logs_a_browser_in_and_failures_are_limited(house: House) -> None:
+async def test_a_token_logs_a_browser_in_until_it_is_revoked_and_failures_are_limited(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "TTL_S", 0.0)
+    lent = await new_token(house.plane.postgres_url, "ada")
     async with httpx.AsyncClient(base_url=house.url) as client:
-        good = await client.post("/login", data={"token": house.token})
+        good = await client.post("/login", data={"token": lent}, headers={"x-forwarded-proto": "https"})
         assert good.status_code == 303
+        assert {"HttpOnly", "SameSite=strict", "Secure"} <= set(good.headers["set-cookie"].split("; "))
+        session = {"cookie": good.headers["set-cookie"].partition(";")[0]}  # its jar keeps it from plain HTTP
+        assert (await client.get("/api/models", headers=session)).status_code == 200
+        assert await revoke_token(house.plane.postgres_url, (split(lent) or ("",))[0])
+        assert (await client.get("/api/models", headers=session)).status_code == 401
+        assert (await client.get("/login", headers=session)).status_code == 200
         client.cookies.clear()
         statuses = [(await client.post("/login", data={"token": "eh_a_b"})).status_code for _ in range(11)]
         assert statuses == [401] * 10 + [429]

@@ -12,28 +12,36 @@ from web.tokens import CODE_S, digest, drop_old_codes, issue_login_code, matches
 
 
 def test_a_session_is_good_with_its_own_key_until_it_is_revoked() -> None:
-    sessions = Sessions("key")
+    sessions = Sessions("key", 8480)
     value = sessions.issue()
-    assert sessions.valid(value)
-    assert not Sessions("other").valid(value)
+    assert sessions.read(value)
+    assert not Sessions("other", 8480).read(value)
     sessions.revoke(value)
-    assert not sessions.valid(value)
-    assert sessions.valid(sessions.issue())
+    assert not sessions.read(value)
+    assert sessions.read(sessions.issue())
+
+
+def test_a_session_says_which_token_opened_it_and_which_plane_it_is_of() -> None:
+    sessions = Sessions("key", 8480)
+    session = sessions.read(sessions.issue("abc"))
+    assert session is not None
+    assert session.token == "abc"
+    assert sessions.cookie != Sessions("key", 8481).cookie
 
 
 @pytest.mark.parametrize("value", ["", ".", "..", "1.x.y", "9999999999.n.", "9999999999.n.é", "a.b.c.d"])
 def test_a_forged_session_is_not(value: str) -> None:
-    assert not Sessions("key").valid(value)
+    assert not Sessions("key", 8480).read(value)
 
 
 def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.sessions.SESSION_S", -1)
-    sessions = Sessions("key")
-    assert not sessions.valid(sessions.issue())
+    sessions = Sessions("key", 8480)
+    assert not sessions.read(sessions.issue())
 
 
 def test_failed_log_ins_are_limited() -> None:
-    sessions = Sessions("key")
+    sessions = Sessions("key", 8480)
     for _ in range(ATTEMPTS):
         sessions.allow_attempt()
         sessions.failed()
