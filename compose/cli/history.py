@@ -34,7 +34,7 @@ def requests(data: Path, model: str | None, limit: int, json: bool) -> None:
         for one in found
     ]  # fmt: skip
     names = ("request", "model", "state", "at", "queued", "first token", "took", "tokens", "why")
-    table(*names, rows=rows, empty="no requests yet")
+    table(*names, rows=rows, empty=f"no requests of a model called {model}" if model else "no requests yet")
 
 
 def _by(one: dict[str, Any]) -> str:
@@ -71,6 +71,8 @@ def events(  # noqa: PLR0917 (click passes them by name)
                 else:
                     click.echo(event_line(one))
             if not follow:
+                if not found:
+                    click.echo("no such events")
                 return
             if len(found) < limit:
                 time.sleep(FOLLOW_S)

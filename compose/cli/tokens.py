@@ -10,7 +10,7 @@ import click
 
 from compose.cli.options import as_json, echo_json, table
 from compose.directory import plane_of
-from compose.refusal import EnvironmentRefusal
+from compose.refusal import ApiRefused, EnvironmentRefusal
 from web.tokens import SCOPES, Scope, list_tokens, new_token, revoke_token
 
 T = TypeVar("T")
@@ -69,12 +69,13 @@ def list_(data: Path, json: bool) -> None:
 def revoke(data: Path, identifier: str, json: bool) -> None:
     """Revoke a token by its id; it stops working within seconds."""
     done = _database(revoke_token(plane_of(data).postgres_url, identifier))
-    if json:
-        echo_json({"id": identifier, "revoked": done})
-    elif done:
-        click.echo(f"revoked {identifier}")
     if not done:
-        raise click.ClickException(f"there is no valid token {identifier!r}; look at `enginehouse token list`")
+        message = f"there is no valid token {identifier!r}; look at `enginehouse token list`"
+        raise ApiRefused(0, "token_unknown", message, None)
+    if json:
+        echo_json({"id": identifier, "revoked": True})
+    else:
+        click.echo(f"revoked {identifier}")
 
 
 def _database(call: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,8 @@ from compose.cli.commands import enginehouse
 from compose.cli.history import event_line
 from compose.cli.options import table
 from compose.cli.show import living, one_line
+from compose.client import Client
+from controlplane.plane import Plane
 
 
 def ran(*argv: str) -> int:
@@ -129,3 +131,42 @@ def test_names_and_ids_stay_whole_on_a_narrow_terminal(
     shown = capsys.readouterr().out
     assert f"{name}  smollm2-harbour  it waits" in shown
     assert "".join(shown.split()).endswith("".join(why.split()))
+
+
+class Silent:
+    """A plane that has nothing to show."""
+
+    def get(self, *path: str, **query: object) -> list[object]:
+        return []
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["events", "--type", "Nope"], "no such events\n"),
+        (["requests"], "no requests yet\n"),
+        (["requests", "--model", "nope"], "no requests of a model called nope\n"),
+        (["models"], "no models\n"),
+        (["images"], "no images\n"),
+    ],
+)
+def test_nothing_to_show_is_said(
+    command: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "of", staticmethod(lambda data: Silent()))
+    assert ran("--data", str(tmp_path), *command) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_a_token_that_is_not_there_is_told_like_any_refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(url: str, token: str) -> bool:
+        return False
+
+    Plane(data=str(tmp_path), postgres_url="", nats_url="", web_port=1).write()
+    monkeypatch.setattr("compose.cli.tokens.revoke_token", none)
+    assert ran("--data", str(tmp_path), "token", "revoke", "x", "--json") == 1
+    assert json.loads(capsys.readouterr().err)["code"] == "token_unknown"
