@@ -1,5 +1,6 @@
 """What REST routes have in common: who asks, the view as new as asked for, the decider's answers as 202."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -9,6 +10,7 @@ from litestar.params import HeaderParameter
 from controlplane.answer import Answer, Opened
 from controlplane.commands import AnyCommand
 from controlplane.fleet import Fleet
+from controlplane.subjects import NodeBeat
 from web.auth import identity_of
 from web.errors import ApiError
 from web.services import Services
@@ -52,6 +54,12 @@ async def fleet_after(services: Services, after: int | None) -> Fleet:
     except TimeoutError:
         message = f"the view is at position {view.fleet.position} and did not reach {after} within {AFTER_S:.0f} s"
         raise ApiError(504, "behind", message, details={"position": view.fleet.position, "after": after}) from None
+
+
+async def sight(request: Ask, after: int | None) -> tuple[Fleet, Mapping[str, NodeBeat]]:
+    """The fleet as `fleet_after`, and the nodes' last beats."""
+    services = services_of(request)
+    return await fleet_after(services, after), services.view.beats
 
 
 async def command(request: Ask, body: AnyCommand) -> Answer:

@@ -5,7 +5,6 @@ It loads torch and may load a whole model, so it is not the worker. It ends by i
 
 import argparse
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -20,14 +19,13 @@ from pool.safetensors import BadSource, Source, read_source
 from worker.engines.interface import EngineFault
 from worker.engines.kv import Unsuited, kv_shape
 from worker.engines.skeleton import Skeleton
+from worker.sources.configuration import normalised
 from worker.sources.convert import from_directory, from_gguf
 from worker.sources.hub import fetch
 from worker.sources.ownlayout import open_own
 from worker.sources.report import CantUse, Inspected, Refused, say
 
 _PR_SET_PDEATHSIG: Final = 1
-_NAMELESS: Final = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache", "id2label", "label2id")
-"""Keys of a configuration that say nothing of a skeleton; with them all `..._token_id`, which fine-tunes change freely."""
 NEEDED: Final = ("config.json", "tokenizer.json")
 
 
@@ -92,16 +90,6 @@ def tensors(weights: Source) -> list[Tensor]:
         Tensor(name=one.name, dtype=one.dtype, shape=one.shape, segment=0, offset=0, size_bytes=one.size_bytes, digest="")
         for one in weights.entries
     ]
-
-
-def normalised(config: Any) -> str:
-    """Return a configuration as JSON in one form, without what does not shape the skeleton."""
-    kept = {
-        key: value
-        for key, value in config.to_dict().items()
-        if key not in _NAMELESS and not key.endswith(("_token_id", "_name_or_path")) and value is not None
-    }
-    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pool.safetensors import BadSource, Source, read_source
 from worker.engines.vllm_arguments import KV_BYTES
+from worker.sources.configuration import normalised
 from worker.sources.hub import fetch
 from worker.sources.report import CantUse, Inspected
 
@@ -40,7 +41,7 @@ def open_own(source: str, models: Path, arguments: dict[str, Any]) -> Inspected:
     text = config.get_text_config()
     kv_bytes = int(arguments.get("kv_bytes", KV_BYTES))
     return Inspected(
-        source_dir=str(directory), architecture=str((config.architectures or ["unknown"])[0]), skeleton=_normalised(config),
+        source_dir=str(directory), architecture=str((config.architectures or ["unknown"])[0]), skeleton=normalised(config),
         parameters=sum(prod(one.shape) for one in weights.entries), weight_bytes=_bytes(weights), kv_bytes=kv_bytes,
         context_tokens=_context(text, arguments, kv_bytes), max_num_seqs=int(arguments.get("max_num_seqs", MAX_NUM_SEQS)),
     )  # fmt: skip
@@ -53,12 +54,6 @@ def _config(directory: Path) -> Any:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise CantUse("bad_source", f"{directory / 'config.json'}: {error}") from error
-
-
-def _normalised(config: Any) -> str:
-    from worker.sources.opening import normalised  # noqa: PLC0415 (that module imports torch)
-
-    return normalised(config)
 
 
 def _bytes(weights: Source) -> int:
