@@ -1,5 +1,6 @@
 """The gate before every route: the Host header, who asks, what they may, and the headers that every answer carries."""
 
+import asyncio
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,6 +17,9 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARD: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
 OPEN: Final = frozenset({"/livez", "/readyz", "/login", "/favicon.ico"})
 OPEN_UNDER: Final = "/static/"
+WATCH_S: Final = 5.0
+"""A stream of a revoked token ends within this time and the keyring's."""
+UNAUTHORIZED: Final = 401
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
@@ -45,7 +49,29 @@ class Gate:
         except ApiError as error:
             await _refuse(http, send, error)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, self._watched(http, receive) if scope["user"] and scope["method"] in SAFE else receive, send)
+
+    def _watched(self, scope: HTTPScope, receive: Receive) -> Receive:
+        """For streams, which wait here for their reader to go: whose token or session has ended is as good as gone."""
+        headers = Headers.from_scope(scope)
+
+        async def watched() -> Any:
+            coming = asyncio.ensure_future(receive())
+            try:
+                while not (await asyncio.wait({coming}, timeout=WATCH_S))[0]:
+                    if not await self._still(headers):
+                        return {"type": "http.disconnect"}
+                return coming.result()
+            finally:
+                coming.cancel()
+
+        return watched
+
+    async def _still(self, headers: Headers) -> bool:
+        try:
+            return await self._identify(headers) is not None
+        except ApiError as error:
+            return error.status != UNAUTHORIZED  # else it can't be told now
 
     async def _admit(self, scope: HTTPScope) -> Identity | None:
         headers = Headers.from_scope(scope)

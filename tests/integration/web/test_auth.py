@@ -1,6 +1,7 @@
 """Who may do what: tokens, scopes, sessions, other sites' pages, an outage of the database."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import httpx
 import pytest
 
 from tests.integration.web.house import House, until
-from web import keyring
+from web import auth, keyring
 from web.tokens import issue_login_code, list_tokens, new_token, revoke_token, split
 
 
@@ -68,6 +69,28 @@ async def test_after_logging_out_the_cookie_is_void(house: House, browser: httpx
         assert (await again.get("/api/models")).status_code == 401
     async with httpx.AsyncClient(base_url=house.url, cookies={cookie: f"99999999999.x..{'0' * 64}"}) as forged:
         assert (await forged.get("/api/models")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/live", "/api/events/follow"])
+async def test_a_stream_ends_with_the_token_it_was_opened_with(
+    house: House, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "TTL_S", 0.0)
+    monkeypatch.setattr(auth, "WATCH_S", 0.05)
+    lent = await new_token(house.plane.postgres_url, "ada")
+    headers = {"authorization": f"Bearer {lent}"}
+    async with (
+        httpx.AsyncClient(base_url=house.url, timeout=20) as client,
+        client.stream("GET", path, headers=headers) as stream,
+    ):
+        chunks = stream.aiter_raw()
+        await anext(chunks)
+        assert await revoke_token(house.plane.postgres_url, (split(lent) or ("",))[0])
+        with contextlib.suppress(httpx.RemoteProtocolError):  # cut, not closed
+            async with asyncio.timeout(20):
+                async for _ in chunks:
+                    pass
+        assert (await client.get("/api/models", headers=headers)).status_code == 401
 
 
 async def test_a_token_logs_a_browser_in_until_it_is_revoked_and_failures_are_limited(
