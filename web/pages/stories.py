@@ -11,6 +11,7 @@ from litestar.params import FromPath
 from controlplane.envelope import Recorded
 from controlplane.events import OperationFailed, OperationRequested, OperationSucceeded
 from controlplane.fleet import Fleet, Instance
+from controlplane.spec import Idle
 from web.pages.answers import page, stage_of
 from web.pages.logs import PAGE, Before, pages
 from web.views.events import row
@@ -102,7 +103,7 @@ async def model_story(request: Request[Any, Any, Any], name: FromPath[str], befo
         Fact("source", model.spec.source), Fact("engine", model.spec.engine), Fact("revision", str(model.revision)),
         Fact("registered", at_ms=model.registered_ms), Fact("from", model.origin),
         Fact("arguments", ", ".join(f"{k} = {v}" for k, v in sorted(model.spec.arguments.items())) or "defaults"),
-        Fact("idle", f"sleeps after {_idle(model.spec.idle.sleep_ms)}, cold after {_idle(model.spec.idle.cold_ms)}"),
+        Fact("idle", idle_words(model.spec.idle)),
         Fact("requests", "of this model", f"/requests?model={model.model}"),
     ]  # fmt: skip
     if (known := model.facts) is not None:
@@ -116,8 +117,11 @@ async def model_story(request: Request[Any, Any, Any], name: FromPath[str], befo
     return _story(request, events, before, title=model.model, facts=facts, card=card, mark=mark, here="")
 
 
-def _idle(limit_ms: int | None) -> str:
-    return "never" if limit_ms is None else span(limit_ms)
+def idle_words(idle: Idle) -> str:
+    """What becomes of a model that nobody asks for; rungs that are not taken are left out."""
+    steps = {"asleep": idle.sleep_ms, "off its GPU": idle.checkpoint_ms, "saved": idle.saved_ms, "cold": idle.cold_ms}
+    taken = [f"{what} after {span(after_ms)}" for what, after_ms in steps.items() if after_ms is not None]
+    return ", then ".join(taken) or "stays up"
 
 
 @get("/instances/{name:str}", include_in_schema=False)

@@ -14,9 +14,11 @@ from litestar.testing import TestClient
 from controlplane.commands import Load
 from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelSetBack
 from controlplane.refusal import Code, Refused
+from controlplane.spec import Idle
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from web.pages import Site, Stage, router, static
+from web.pages.stories import idle_words
 from web.pages.templates import STATIC, TEMPLATES, integrity
 
 NOW = 1_800_000_000_000
@@ -254,3 +256,16 @@ def test_skeletons_on_disk_are_shown_with_size_age_and_what_is_wrong(plane: Stag
     assert "<b>stale</b> (engine_changed: so)" in page
     assert "<b>pinned</b>" in page
     assert EVIL not in page
+
+
+@pytest.mark.parametrize(
+    ("idle", "told"),
+    [
+        (Idle(), "asleep after 5 min, then cold after 30 min"),
+        (Idle(checkpoint_ms=600_000, saved_ms=900_000, cold_ms=None),
+         "asleep after 5 min, then off its GPU after 10 min, then saved after 15 min"),
+        (Idle(sleep_ms=None, cold_ms=None), "stays up"),
+    ],
+)  # fmt: skip
+def test_every_rung_that_an_idle_model_takes_is_told(idle: Idle, told: str) -> None:
+    assert idle_words(idle) == told
