@@ -80,12 +80,13 @@ class Services:
         frontends = Frontends(plane.node_token)
         gateway = Gateway(bus, view, frontends)
         history = History(plane.postgres_url)
-        token = shlex.quote(str(Path(plane.data) / "secrets" / "admin-token"))
+        secrets = Path(plane.data) / "secrets"
+        token = shlex.quote(str(secrets / "admin-token"))
         site = Site(url=plane.web_url, token=f"$(cat {token})")
         return Services(
             plane=plane, bus=bus, view=view, frontends=frontends, gateway=gateway, operator=Operator(bus),
             keyring=Keyring(plane.postgres_url),
-            sessions=Sessions(plane.cookie_key, plane.web_port), health=Health(bus, view, gateway),
+            sessions=Sessions(plane.cookie_key, plane.web_port, secrets / "sessions-left"), health=Health(bus, view, gateway),
             history=history, stage=Stage(view, history, bus, Nodes(bus), site),
         )  # fmt: skip
 

@@ -2,14 +2,19 @@
 
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from collections import deque
+from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 
 from web.errors import ApiError
+
+_log = structlog.get_logger(__name__)
 
 SESSION_S: Final = 12 * 3600
 """A working day."""
@@ -31,11 +36,13 @@ class Session(msgspec.Struct, frozen=True):
 class Sessions:
     """Issues and checks the cookie's value: `<until>.<nonce>.<token id>.<signature>`. Attributes: cookie (its name)."""
 
-    def __init__(self, key: str, port: int) -> None:
-        """port: of this plane; a browser keeps one jar for all ports of a host, and two planes may be there."""
+    def __init__(self, key: str, port: int, left: Path) -> None:
+        """port: of this plane; a browser keeps one jar for all ports of a host, and two planes may be there.
+        left: file of the sessions that were left, for the next process."""
         self.cookie = f"enginehouse_session_{port}"
+        self._left = left
         self._key = hashlib.sha256(b"enginehouse session " + key.encode()).digest()
-        self._revoked: dict[str, int] = {}
+        self._revoked = _read(left)
         self._failures: deque[float] = deque()
 
     def issue(self, token: str = "") -> str:
@@ -58,6 +65,13 @@ class Sessions:
         now = time.time()
         self._revoked = {nonce: end for nonce, end in self._revoked.items() if end > now}
         self._revoked[session.nonce] = session.until
+        draft = self._left.with_suffix(".new")
+        try:
+            with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(msgspec.json.encode(self._revoked))
+            draft.rename(self._left)
+        except OSError as error:  # of this process it is void all the same
+            _log.warning("logout_not_kept", file=str(self._left), reason=repr(error))
 
     def allow_attempt(self) -> None:
         """Raises ApiError (429) after too many failed log-ins."""
@@ -74,3 +88,13 @@ class Sessions:
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _read(left: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(left.read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        _log.warning("logouts_not_read", file=str(left), reason=repr(error))
+        return {}

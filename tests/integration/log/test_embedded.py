@@ -128,6 +128,7 @@ async def test_a_half_made_cluster_is_made_again(directory: Path) -> None:
     (server.cluster.home / "data.new" / "junk").touch()
     async with server:
         await write(server, 1)
+    assert not list(server.cluster.home.rglob("junk"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's cluster lives outside the data directory")
