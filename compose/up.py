@@ -1,6 +1,7 @@
 """`up`: everything of a plane, started in order, kept running, ended in order."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -75,7 +76,7 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
     offered = offer(chosen.settings.node, directory)
     os.environ[remains.MARK] = str(directory.path)
     await supervisor.end_left_over(but=parts.SURVIVORS)
-    port = _free_port(options.host, options.port)
+    port = free_port(options.host, options.port)
     embedded = None
     if options.postgres_url and options.nats_url:
         given = await servers.given(options.postgres_url, options.nats_url)
@@ -127,16 +128,17 @@ async def migrate(owner_url: str) -> None:
         ) from error  # fmt: skip
 
 
-def _free_port(host: str, port: int) -> int:
+def free_port(host: str, port: int) -> int:
     """Return the port, or a free one for 0. Raises EnvironmentRefusal."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise EnvironmentRefusal(
-                "port_taken", f"Port {port} on {host} can't be used: {error.strerror}.", "Free it, or give another with --port."
-            ) from error
+            foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            code = "no_such_address" if foreign else "port_taken"
+            cure = "Give an address of this machine with --host." if foreign else "Free it, or give another with --port."
+            raise EnvironmentRefusal(code, f"Port {port} on {host} can't be used: {error.strerror}.", cure) from error
         chosen: int = probe.getsockname()[1]
         return chosen
 
