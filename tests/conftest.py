@@ -15,6 +15,11 @@ THREE = NODE + fake("alpha") + fake("beta", context_tokens=3000) + fake("gamma",
 """Three models that take a whole device each, and two devices."""
 
 
+def pytest_configure() -> None:
+    """As engines do: OpenMP's threads spin at barriers, and on two busy cores a test of 0.5 s then takes a minute."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 @pytest.fixture(scope="module")
 def plane() -> Iterator[PlaneUnderTest]:
     """A plane with models alpha, beta and gamma on two devices, for tests that leave it as well as it was."""
