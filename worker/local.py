@@ -14,6 +14,7 @@ from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
+from worker.images.reading import Reading
 from worker.instancedir import InstanceDir, Record
 from worker.moves import EngineState, Goal, Observed
 from worker.processes import Process
@@ -48,6 +49,8 @@ class LocalInstance:
         """Set when the frontend had to be started on another port than the plane was told."""
         self.restored_from: str | None = None
         """The image from which the engine came back in this climb."""
+        self.reading: Reading | None = None
+        """Of the image that a restore will be from."""
         self.filling: Attachment | None = None
         """The set that the pool has on the device for an engine that is still on its way there."""
         self.readying: asyncio.Task[Operation] | None = None

@@ -11,6 +11,7 @@ from worker.desired import Wanted
 from worker.engines.interface import OWN_LAYOUT
 from worker.failure import StepFailed
 from worker.images import steps as images
+from worker.images.reading import Reading
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal, Move, Served, StepName
 from worker.service import FrontendGone
@@ -152,6 +153,7 @@ async def _prepare(local: LocalInstance, wanted: Wanted, goal: Goal) -> None:
     engine, found = shelved.model.spec.engine, None
     if local.seen.engine is EngineState.ABSENT:
         found = await asyncio.to_thread(local.site.images.find, wanted.configuration, engine)
+    local.reading = Reading(local.site.images.store, found) if found is not None else None
     local.note(prepared=goal, image=found.image if found is not None else None, own_layout=engine in OWN_LAYOUT)
     if engine in OWN_LAYOUT:
         staged = await local.site.stock.found(shelved, wanted.configuration, patience_s=local.site.deadlines.pool)

@@ -1,0 +1,29 @@
+"""The comparison of an image's bytes with their digests. It begins when a climb knows its image, while the holder starts."""
+
+import asyncio
+import time
+from typing import Final
+
+from worker.images.store import Manifest, Store
+
+FRESH_S: Final = 5.0
+"""What was read longer ago is read again: a climb may have waited for its cells since."""
+
+
+class Reading:
+    """Begins at once, in a thread."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._manifest, self._began = manifest, time.monotonic()
+        self._task = asyncio.create_task(asyncio.to_thread(store.verify, manifest))
+        self._task.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # a climb that was given up asks no more
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether it is of this very image, and recent."""
+        return self._manifest == manifest and time.monotonic() - self._began < FRESH_S
+
+    async def done(self) -> None:
+        """Raises ImageBroken, as `Store.verify`."""
+        await asyncio.shield(self._task)
