@@ -1,5 +1,6 @@
 """`Gpu` over the CUDA driver. Imported only where there is a device: cuda-python is no requirement of nodes without one."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,12 @@ def checked(call: str, answer: Any) -> Any:
     if int(answer[0]):
         raise CudaError(call, answer[0])
     return answer[1] if len(answer) == 2 else answer[1:]
+
+
+def _all_checked(*calls: tuple[str, Any]) -> None:
+    """Of calls that have all been made, whatever became of the first. Raises CudaError for the first that failed."""
+    for call, answer in calls:
+        checked(call, answer)
 
 
 def access(ordinal: int, *, writable: bool) -> Any:
@@ -130,9 +137,11 @@ class CudaGpu:
         return int(checked("cuMemExportToShareableHandle", driver.cuMemExportToShareableHandle(handle, _DESCRIPTOR, 0)))
 
     def destroy(self, block: Block) -> None:
-        checked("cuMemUnmap", driver.cuMemUnmap(block.address, block.size))
-        checked("cuMemAddressFree", driver.cuMemAddressFree(block.address, block.size))
-        checked("cuMemRelease", driver.cuMemRelease(driver.CUmemGenericAllocationHandle(block.handle)))
+        _all_checked(
+            ("cuMemUnmap", driver.cuMemUnmap(block.address, block.size)),
+            ("cuMemAddressFree", driver.cuMemAddressFree(block.address, block.size)),
+            ("cuMemRelease", driver.cuMemRelease(driver.CUmemGenericAllocationHandle(block.handle))),
+        )
 
     def register(self, address: int, size: int) -> None:
         checked("cuMemHostRegister", driver.cuMemHostRegister(address, size, _PORTABLE))
@@ -157,12 +166,20 @@ class CudaRelay:
     def __init__(self, buffers: int, size: int) -> None:
         self._memory = int(_allocated("cuMemAlloc", driver.cuMemAlloc(buffers * size)))
         self._size, self._sent = size, 0
+        self._streams: list[Any] = []
+        self._landed: list[Any] = []
+        self._gone: list[Any] = []
         try:
-            self._in, self._out = _stream(), _stream()
-            self._landed, self._gone = [_event() for _ in range(buffers)], [_event() for _ in range(buffers)]
+            for _ in range(2):
+                self._streams.append(_stream())
+            for _ in range(buffers):
+                self._landed.append(_event())
+                self._gone.append(_event())
         except CudaError:
-            driver.cuMemFree(self._memory)
+            with contextlib.suppress(CudaError):  # why it can't be is what is told
+                self.close()
             raise
+        self._in, self._out = self._streams
 
     def send(self, block: Block, offset: int, address: int, size: int) -> None:
         number = self._sent % len(self._gone)
@@ -177,15 +194,14 @@ class CudaRelay:
         self._sent += 1
 
     def wait(self) -> None:
-        for stream in (self._in, self._out):
-            checked("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
+        _all_checked(*[("cuStreamSynchronize", driver.cuStreamSynchronize(stream)) for stream in self._streams])
 
     def close(self) -> None:
-        for event in (*self._landed, *self._gone):
-            checked("cuEventDestroy", driver.cuEventDestroy(event))
-        for stream in (self._in, self._out):
-            checked("cuStreamDestroy", driver.cuStreamDestroy(stream))
-        checked("cuMemFree", driver.cuMemFree(self._memory))
+        _all_checked(
+            *[("cuEventDestroy", driver.cuEventDestroy(event)) for event in (*self._landed, *self._gone)],
+            *[("cuStreamDestroy", driver.cuStreamDestroy(stream)) for stream in self._streams],
+            ("cuMemFree", driver.cuMemFree(self._memory)),
+        )
 
 
 def _stream() -> Any:

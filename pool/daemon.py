@@ -21,6 +21,7 @@ import msgspec
 
 from pool.arena import Arena
 from pool.gpu import Gpu
+from pool.pace import BESIDE_DECODING
 from pool.place import SHARED_MEMORY, PlaceRefused, claim, place, sweep
 from pool.residency import Residency
 from pool.server import Server
@@ -29,6 +30,9 @@ from pool.topology import NO_TOPOLOGY, Topology
 SOCKET_PATH_LIMIT = 107
 """Bytes in a unix socket's address on Linux."""
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+SWITCH_S = 0.0005
+"""For so long a thread that computes keeps the interpreter from one that comes back from the driver, as a copy's does some five
+times a segment: at Python's own 5 ms a hundred calls of 1 ms beside one busy thread took 1.24 s, at this 0.28."""
 log = logging.getLogger("pool")
 
 
@@ -59,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     handler.setFormatter(Lines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_S)
     try:
         directory = _directory(options.directory)
         with _only_one(directory), _listening(options.socket) as listener:
@@ -83,6 +88,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ready", type=int, help="bytes of memory that lie ready for the next set (a quarter of the budget)")
     parser.add_argument("--forget", action="store_true", help="free all sets at the end")
     parser.add_argument("--gpus", action="store_true", help="hold sets on this machine's GPUs, too")
+    parser.add_argument(
+        "--beside-decoding", type=float, default=BESIDE_DECODING, metavar="SHARE",
+        help="of a link's rate that a copy takes while another engine decodes on its device (%(default)s; 1: all of it)",
+    )  # fmt: skip
     parser.add_argument("--no-helpers", dest="helpers", action="store_false", help="fill a GPU over its own link alone")
     parser.add_argument("--no-shared-memory", dest="shared_memory", action="store_false", help="keep segments in the directory")
     return parser.parse_args(arguments)
@@ -96,7 +105,8 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     gpus, topology = _gpus(helpers=options.helpers) if options.gpus else ((), NO_TOPOLOGY)
     arena = Arena(root, topology)
     ready_bytes = options.budget // 4 if options.ready is None else options.ready
-    server = Server(arena, Residency(options.budget), gpus, topology, ready_bytes=ready_bytes)
+    share = options.beside_decoding
+    server = Server(arena, Residency(options.budget), gpus, topology, ready_bytes=ready_bytes, share=share)
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
     log.info(

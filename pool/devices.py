@@ -14,6 +14,7 @@ from pool.lane import Lane, Turn
 from pool.manifest import Manifest
 from pool.mapping import unmap
 from pool.messages import DeviceState, Filled, Released
+from pool.pace import BESIDE_DECODING, FREE, pace_beside
 from pool.residency import Refused
 from pool.routes import Routes
 from pool.slabs import Slab, Slabs
@@ -27,8 +28,17 @@ log = logging.getLogger("pool")
 class Devices:
     """`gpus` may be empty: then there is nothing here, and every device is unknown."""
 
-    def __init__(self, arena: Arena, way: Way, gpus: Sequence[Gpu] = (), topology: Topology = NO_TOPOLOGY) -> None:
-        self._arena, self._way = arena, way
+    def __init__(
+        self,
+        arena: Arena,
+        way: Way,
+        gpus: Sequence[Gpu] = (),
+        topology: Topology = NO_TOPOLOGY,
+        *,
+        share: float = BESIDE_DECODING,
+    ) -> None:
+        """share: of a link's rate that a copy takes while a neighbour decodes."""
+        self._arena, self._way, self._share = arena, way, share
         self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
         self._slabs: dict[str, Slabs] = {}
@@ -155,11 +165,14 @@ class Devices:
         def tell(made: OnDevice) -> None:
             loop.call_soon_threadsafe(exported.set_result, made)
 
+        neighbours = any(one.holders for name, one in device.residents.items() if name != slabs.weight_set)
+
         def work() -> Filled:
+            pace = pace_beside(device.lane.gpu, self._share) if neighbours else FREE
             with self._routes.chosen(device.lane.gpu, slabs.size_bytes, beside=beside) as routes:
                 if made is not None:
-                    return refill(device.lane.gpu, slabs, made, routes)
-                return fill(device.lane.gpu, slabs, tell, routes, making=device.making)
+                    return refill(device.lane.gpu, slabs, made, routes, pace=pace)
+                return fill(device.lane.gpu, slabs, tell, routes, making=device.making, pace=pace)
 
         def settle(done: asyncio.Future[Filled]) -> None:
             self._way.leave()

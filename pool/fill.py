@@ -12,6 +12,7 @@ from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.journey import Journey, Route
 from pool.making import Making, ahead
 from pool.messages import Filled, Shard
+from pool.pace import FREE, Pace
 from pool.residency import Refused
 from pool.slabs import Slabs
 
@@ -78,6 +79,7 @@ def fill(
     routes: Sequence[Route] = (),
     *,
     making: Making | None = None,
+    pace: Pace = FREE,
 ) -> Filled:
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
@@ -86,7 +88,7 @@ def fill(
     """
     begun = time.monotonic()
     steps = plan(gpu, slabs)
-    journey = Journey(gpu, routes)
+    journey = Journey(gpu, routes, pace)
     blocks: dict[int, Block] = {}
     fds: dict[int, int] = {}
     making = making or Making()
@@ -126,14 +128,14 @@ def fill(
     return msgspec.structs.replace(_filled(slabs, shards, begun), made_ms=made_s * 1000, made_ahead=early)
 
 
-def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = ()) -> Filled:
+def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (), *, pace: Pace = FREE) -> Filled:
     """Another set of the same layout into memory that is there: nothing is made, nothing mapped, nothing given back.
 
     Only those help who could when it was made. Raises OSError; then the memory is gone.
     """
     begun = time.monotonic()
     able = [route for route in routes if route.helper is None or route.helper.uuid in made.writers]
-    journey = Journey(gpu, able)
+    journey = Journey(gpu, able, pace)
     try:
         for block, part in sorted(zip(made.blocks, slabs.parts, strict=True), key=lambda pair: not pair[1].registered):
             part.register(gpu)

@@ -1,6 +1,7 @@
 """The bytes of one fill on their way: over the device's own link, and through devices that help."""
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -9,9 +10,12 @@ from dataclasses import dataclass, field
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.messages import Shard
+from pool.pace import FREE, Pace
 from pool.paths import PIECE_BYTES, RING_BUFFERS, Dealer, pieces
 from pool.slabs import Slab
 from pool.topology import LINK_BYTES_PER_S
+
+log = logging.getLogger("pool")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Helper:
         self._sent = 0
         self._seconds = 0.0
         self._roomless = False
+        self._over = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"pool-helper-{gpu.uuid}", daemon=True)
         self._thread.start()
@@ -58,11 +63,12 @@ class Helper:
 
     def end(self) -> list[Cargo]:
         """No more is given: wait for all of it. What was not sent, for want of memory for the ring or for a stop, comes back.
+        Its ring goes a moment later: giving memory back takes a millisecond, and nobody need wait for it.
 
         Raises OSError when a copy failed; nothing is in flight then either. Twice is fine.
         """
         self._cargo.put(None)
-        self._thread.join()
+        self._over.wait()
         if self._error is not None:
             raise self._error
         return list(self.returned())
@@ -78,12 +84,24 @@ class Helper:
             while True:
                 yield self._back.get_nowait()
 
+    def not_begun(self) -> Cargo | None:
+        """A piece that it has not begun, not its own any more."""
+        with contextlib.suppress(queue.Empty):
+            return self._cargo.get_nowait()
+        return None
+
     @property
     def shard(self) -> Shard:
         """What it did, after `end`."""
         return Shard(via=self.device, copied_bytes=self._sent, took_ms=self._seconds * 1000)
 
     def _work(self) -> None:
+        try:
+            self._relay()
+        finally:
+            self._over.set()
+
+    def _relay(self) -> None:
         begun = time.monotonic()
         try:
             relay = self._gpu.relay(RING_BUFFERS, PIECE_BYTES)
@@ -104,19 +122,24 @@ class Helper:
                 self._sent += cargo.size
         except BaseException as error:
             self._error = error
-        for last in (relay.wait, relay.close):  # nothing may be in flight into memory that goes; the ring goes in any case
-            try:
-                last()
-            except BaseException as error:
-                self._error = self._error or error
+        try:
+            relay.wait()  # nothing may be in flight into memory that goes
+        except BaseException as error:
+            self._error = self._error or error
         self._seconds = time.monotonic() - begun
+        self._over.set()
+        try:
+            relay.close()
+        except OSError as error:
+            log.warning("ring_kept", extra={"device": self.device, "why": str(error)})
 
 
 class Journey:
     """Of one fill. Called by the device's lane."""
 
-    def __init__(self, gpu: Gpu, routes: Sequence[Route]) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu, routes: Sequence[Route], pace: Pace = FREE) -> None:
+        """pace: of the device's own link."""
+        self.gpu, self._pace = gpu, pace
         self._helpers = [Helper(route.helper, route.stop) for route in routes if route.helper is not None]
         self._dealer = Dealer([route.share for route in routes] or [1.0])
         self.writers = tuple(helper.device for helper in self._helpers)
@@ -131,6 +154,7 @@ class Journey:
             if number:
                 self._helpers[number - 1].give(Cargo(block, offset, part.address + offset, size))
             else:
+                self._pace.hold(size)
                 self.gpu.copy(block, offset, part.address + offset, size)
 
     def _take_over(self) -> None:
@@ -145,6 +169,7 @@ class Journey:
 
     def _direct(self, number: int, left: Iterable[Cargo]) -> None:
         for cargo in left:
+            self._pace.hold(cargo.size)
             self.gpu.copy(cargo.block, cargo.offset, cargo.address, cargo.size)
             self._dealer.take_over(number, cargo.size)
 
@@ -152,6 +177,8 @@ class Journey:
         """Wait for all of it; what each link has done since `begun` (monotonic seconds). Raises OSError."""
         self._take_over()
         self.gpu.wait()
+        while self._even_out():
+            self.gpu.wait()
         seconds = time.monotonic() - begun
         own = self._dealer.dealt[0]
         for number, helper in enumerate(self._helpers, 1):
@@ -161,6 +188,13 @@ class Journey:
             seconds = time.monotonic() - begun
         direct = Shard(via=self.gpu.uuid, copied_bytes=self._dealer.dealt[0], took_ms=seconds * 1000)
         return (direct, *[helper.shard for helper in self._helpers if helper.shard.copied_bytes])
+
+    def _even_out(self) -> bool:
+        """The direct link is done: it takes over a piece of each helper that has some left. A ring takes a while to be made."""
+        taken = [(number, cargo) for number, helper in enumerate(self._helpers, 1) if (cargo := helper.not_begun()) is not None]
+        for number, cargo in taken:
+            self._direct(number, (cargo,))
+        return bool(taken)
 
     def abandon(self) -> None:
         """Nothing is in flight when this returns, whatever a helper has met. Raises OSError for the device itself."""

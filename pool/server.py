@@ -36,6 +36,7 @@ from pool.messages import (
     Verify,
     Written,
 )
+from pool.pace import BESIDE_DECODING
 from pool.ready import Ready
 from pool.references import References
 from pool.residency import Refused, Residency
@@ -63,12 +64,13 @@ class Server:
         topology: Topology = NO_TOPOLOGY,
         *,
         ready_bytes: int = 0,
+        share: float = BESIDE_DECODING,
     ) -> None:
-        """ready_bytes: of memory without a set, at most."""
+        """ready_bytes: of memory without a set, at most. share: of a link's rate for copies beside a neighbour that decodes."""
         self.arena = arena
         self.residency = residency
         way = Way()
-        self.devices = Devices(arena, way, gpus, topology)
+        self.devices = Devices(arena, way, gpus, topology, share=share)
         self.ready = Ready(arena, self.devices, way, lambda: self._may_be_ready(ready_bytes))
         self.stagings = Stagings(arena, residency, self.devices, self.ready, way)
         self.deposits = Deposits(self.stagings)

@@ -40,12 +40,17 @@ class FakeGpu:
     threads: set[int] = field(default_factory=set)
     writers: dict[int, set[str]] = field(default_factory=dict)
     """Block -> devices that relay into it."""
+    ring_gate: threading.Event = field(default_factory=threading.Event)
+    """A ring takes its next piece once it is set."""
+    taken: int = 0
+    """Pieces that rings of this device have begun."""
     rings: int = 0
     most_ring_bytes: int = 0
     _queue: list[tuple[Block, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.ring_gate.set()
 
     def bind(self) -> None:
         self.threads.add(threading.get_ident())
@@ -126,6 +131,8 @@ class FakeRelay:
 
     def send(self, block: Block, offset: int, address: int, size: int) -> None:
         assert size <= self._size, "larger than a buffer"
+        self._gpu.taken += 1
+        assert self._gpu.ring_gate.wait(20)
         self._queue.append((block, offset, address, size))
 
     def wait(self) -> None:

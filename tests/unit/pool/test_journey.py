@@ -1,6 +1,7 @@
 """Bytes through helpers: what arrives, what comes back, what a failure leaves."""
 
 import ctypes
+import threading
 import time
 
 import pytest
@@ -11,7 +12,8 @@ from pool.paths import PIECE_BYTES, RING_BYTES
 from pool.routes import Routes
 from pool.slabs import Slab
 from pool.topology import Place, Topology
-from tests.fakegpu import MIB, FakeGpu
+from tests.fakegpu import MIB, FakeGpu, FakeRelay
+from tests.poolroom import wait_for
 
 SIZE = 4 * PIECE_BYTES + 2 * MIB
 
@@ -41,12 +43,14 @@ def sent(
 def test_both_links_carry_their_share_and_the_bytes_are_right(pair, source) -> None:  # type: ignore[no-untyped-def]
     target, helper = pair
     journey, block = sent(target, helper, source)
+    wait_for(lambda: helper.taken == 2)
     own, other = journey.arrive(time.monotonic())
     assert ctypes.string_at(block.address, SIZE) == source.raw
     assert (own.via, own.copied_bytes) == ("GPU-fake", 2 * PIECE_BYTES + 2 * MIB)
     assert (other.via, other.copied_bytes) == ("GPU-helper", 2 * PIECE_BYTES)
     assert target.writers[block.handle] == {"GPU-helper"}
-    assert (helper.rings, helper.most_ring_bytes) == (0, RING_BYTES), "bounded, and gone afterwards"
+    wait_for(lambda: not helper.rings)  # gone afterwards
+    assert helper.most_ring_bytes == RING_BYTES, "bounded"
     target.destroy(block)
 
 
@@ -57,6 +61,44 @@ def test_a_helper_without_room_leaves_its_share_to_the_direct_link(pair, source)
     (own,) = journey.arrive(time.monotonic())
     assert own.copied_bytes == SIZE
     assert ctypes.string_at(block.address, SIZE) == source.raw
+    target.destroy(block)
+
+
+def test_a_link_that_is_done_takes_over_what_a_late_helper_has_not_begun(pair, source, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    helper.ring_gate.clear()
+    journey, block = sent(target, helper, source)
+    wait_for(lambda: helper.taken == 1)
+    arrived = target.wait
+
+    def wait() -> None:
+        arrived()
+        if sum(target.copies) == SIZE - PIECE_BYTES:  # all but what the helper has begun
+            helper.ring_gate.set()
+
+    monkeypatch.setattr(target, "wait", wait)
+    own, other = journey.arrive(time.monotonic())
+    assert (own.copied_bytes, other.copied_bytes) == (SIZE - PIECE_BYTES, PIECE_BYTES)
+    assert ctypes.string_at(block.address, SIZE) == source.raw
+    target.destroy(block)
+
+
+def test_a_fill_does_not_wait_for_its_ring_to_be_given_back(pair, source, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    gate = threading.Event()
+    closed = FakeRelay.close
+
+    def close(relay: FakeRelay) -> None:
+        assert gate.wait(20)
+        closed(relay)
+
+    monkeypatch.setattr(FakeRelay, "close", close)
+    journey, block = sent(target, helper, source)
+    journey.arrive(time.monotonic())
+    assert ctypes.string_at(block.address, SIZE) == source.raw
+    assert helper.rings == 1
+    gate.set()
+    wait_for(lambda: not helper.rings)
     target.destroy(block)
 
 
@@ -75,7 +117,8 @@ def test_a_helper_that_is_needed_for_itself_leaves_the_rest_to_the_direct_link(p
     journey, block = sent(target, helper, source, stopped=True)
     (own,) = journey.arrive(time.monotonic())
     assert own.copied_bytes == SIZE
-    assert (helper.relayed, helper.rings) == ([], 0)
+    wait_for(lambda: not helper.rings)
+    assert helper.relayed == []
     assert target.copies[0] == PIECE_BYTES, "begun at once"
     assert ctypes.string_at(block.address, SIZE) == source.raw
     target.destroy(block)

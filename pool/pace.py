@@ -1,0 +1,51 @@
+"""How fast a copy may be while a neighbour on the same device computes: some of its memory's bandwidth is the copy's."""
+
+import time
+from collections.abc import Callable
+
+from pool.gpu import Gpu
+from pool.topology import LINK_BYTES_PER_S
+
+BESIDE_DECODING = 0.9
+"""Of a link's nominal rate. Copies at 54 GB/s took 5.7 to 6 % of a neighbour's decoding while they ran (H200, decoding bound by
+the device's memory): at 45 they should take less than 5 %, and a wake of 16 GB 0.06 s more. 1 or more: never slowed."""
+
+
+class Pace:
+    """Keeps a copy to a rate, on average since its first byte. Waits before more is queued; used by one thread.
+
+    Pieces stay whole, so it is small gaps between them that slow it: a copy engine that waits costs nobody anything.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """None: as fast as it goes."""
+        self.bytes_per_s = bytes_per_s
+        self._clock, self._wait = clock, wait
+        self._begun: float | None = None
+        self._queued = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Until so many bytes more may be queued."""
+        if self.bytes_per_s is None:
+            return
+        now = self._clock()
+        if self._begun is None:
+            self._begun = now
+        if (early := self._begun + self._queued / self.bytes_per_s - now) > 0:
+            self._wait(early)
+        self._queued += size_bytes
+
+
+FREE = Pace(None)
+
+
+def pace_beside(gpu: Gpu, share: float) -> Pace:
+    """On a device where other engines have weights: slowed if kernels ran there a moment ago, or if the driver can't tell."""
+    load = gpu.load()
+    return FREE if share >= 1 or (load is not None and not load[1]) else Pace(LINK_BYTES_PER_S * share)

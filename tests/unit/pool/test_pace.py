@@ -1,0 +1,66 @@
+"""Copies beside a neighbour that decodes: how fast, and when they are slowed at all."""
+
+import ctypes
+
+import pytest
+
+from pool.journey import Journey
+from pool.pace import FREE, Pace, pace_beside
+from pool.slabs import Slab
+from tests.fakegpu import MIB, FakeGpu
+
+GB = 1e9
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def paced(rate: float) -> tuple[Pace, Clock]:
+    clock = Clock()
+    return Pace(rate, clock=lambda: clock.now, wait=clock.wait), clock
+
+
+def test_a_copy_keeps_to_its_rate_from_the_first_byte_to_the_last() -> None:
+    pace, clock = paced(40 * GB)
+    for _ in range(500):
+        pace.hold(32 * MIB)
+    assert clock.now - 100 == pytest.approx(499 * 32 * MIB / (40 * GB)), "the first piece leaves at once"
+
+
+def test_what_was_lost_meanwhile_is_caught_up() -> None:
+    pace, clock = paced(1 * GB)
+    pace.hold(1000)
+    clock.now += 1.0  # memory was made
+    before = clock.now
+    for _ in range(10):
+        pace.hold(1000)
+    assert clock.now == before
+
+
+def test_a_copy_without_a_limit_waits_for_nobody() -> None:
+    FREE.hold(1 << 60)
+    FREE.hold(1 << 60)
+
+
+@pytest.mark.parametrize(("decoding", "share", "rate"), [(True, 0.9, 45 * GB), (False, 0.9, None), (True, 1.0, None)])
+def test_it_is_slowed_beside_kernels_only(decoding: bool, share: float, rate: float | None) -> None:
+    assert pace_beside(FakeGpu(decoding=decoding), share).bytes_per_s == rate
+
+
+def test_pieces_of_a_journey_are_paced_and_all_arrive() -> None:
+    size = 96 * MIB
+    source = ctypes.create_string_buffer(b"\7" * size, size)
+    pace, clock = paced(32 * MIB)
+    gpu = FakeGpu()
+    journey = Journey(gpu, (), pace)
+    block = gpu.create(size)
+    journey.send(block, Slab(ctypes.addressof(source), size))
+    journey.arrive(0.0)
+    assert clock.now - 100 == pytest.approx(2.0), "three pieces of 32 MiB, the first at once"
+    assert ctypes.string_at(block.address, size) == source.raw
+    gpu.destroy(block)
