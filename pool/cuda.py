@@ -175,7 +175,7 @@ class CudaRelay:
             for _ in range(buffers):
                 self._landed.append(_event())
                 self._gone.append(_event())
-        except CudaError:
+        except (CudaError, NoDeviceMemory):
             with contextlib.suppress(CudaError):  # why it can't be is what is told
                 self.close()
             raise
@@ -205,11 +205,11 @@ class CudaRelay:
 
 
 def _stream() -> Any:
-    return checked("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+    return _allocated("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
 
 
 def _event() -> Any:
-    return checked("cuEventCreate", driver.cuEventCreate(_NO_TIMING))
+    return _allocated("cuEventCreate", driver.cuEventCreate(_NO_TIMING))
 
 
 def _allocated(call: str, answer: Any) -> Any:
