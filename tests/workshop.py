@@ -50,6 +50,7 @@ from worker.board import Board
 from worker.caller import Caller
 from worker.deadlines import Deadlines
 from worker.desired import Desired
+from worker.devicebooks import DeviceBooks
 from worker.images.cabinet import Cabinet
 from worker.images.wishes import Wishes
 from worker.instancedir import InstanceDir, Record
@@ -92,6 +93,7 @@ class Workman:
             stock=self.stock,
             board=board,
             deadlines=plant.deadlines,
+            books=DeviceBooks(plant.plane, tuple, self.reporter.report),
         )
         self.reconciler = Reconciler(site, self.reporter.report)
         self.site = site

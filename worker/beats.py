@@ -10,9 +10,7 @@ import structlog
 from controlplane import subjects
 from controlplane.bus import Bus
 from controlplane.subjects import DeviceBytes, InstanceBeat, NodeBeat
-from pool.messages import Described
-from worker import checkpoint, gpus, hostmemory, ranks
-from worker.ledger import Resident, ledger
+from worker import checkpoint, hostmemory, ranks
 from worker.local import LocalInstance
 from worker.moves import EngineState
 from worker.observe import measured
@@ -86,29 +84,10 @@ class Beats:
             for device in its:
                 if device in devices:
                     devices[device] += beat.bytes_used // len(its)  # evenly, as the plane's ledger has it
-        self._owners = await asyncio.to_thread(self._ledgers, described, locals_)
+        self._owners = await self._site.books.measure(described)
         self._available = await asyncio.to_thread(hostmemory.available_bytes)
         devices |= {device: owners.total for device, owners in self._owners.items()}
         self._devices, self._instances = devices, tuple(beat for _, beat in found)
-
-    def _ledgers(self, described: Described | None, locals_: list[LocalInstance]) -> dict[str, DeviceBytes]:
-        """Of each GPU whose driver answers."""
-        if not any(known.kind == "gpu" for known in self._site.plane.devices):
-            return {}
-        residents: dict[str, list[Resident]] = {}
-        for local in locals_:
-            if (record := local.directory.read()) is not None:
-                for device, resident in ranks.residents(record, local.engine_state).items():
-                    residents.setdefault(device, []).append(resident)
-        sets = {one.device: one.resident_bytes for one in described.devices} if described else {}
-        found = {}
-        for known in self._site.plane.devices:
-            if known.kind == "gpu" and (used := gpus.used_bytes(known.device)) is not None:
-                found[known.device] = ledger(
-                    gpus.processes(known.device), used_bytes=used, pool_pid=described.pid if described else 0,
-                    pool_set_bytes=sets.get(known.device, 0), engines=residents.get(known.device, []),
-                )  # fmt: skip
-        return found
 
     async def _instance(self, local: LocalInstance) -> tuple[tuple[str, ...], InstanceBeat]:
         running, rate, used = 0, 0.0, 0

@@ -18,7 +18,7 @@ from controlplane.rungs import Rung
 from worker import skeleton, steps
 from worker.desired import Wanted
 from worker.failure import StepFailed
-from worker.ledge import Ledge, ledge
+from worker.ledge import NO_ROOM, Ledge, ledge
 from worker.local import LocalInstance
 from worker.loss import lost
 from worker.moves import ABANDONABLE, SILENT, EngineState, Move, StepName
@@ -148,6 +148,8 @@ class Keeper:
         if failure.code in ("engine_died", "holder_died") and self.local.lost is None:
             with contextlib.suppress(TimeoutError):  # the death itself says more than that nobody answered
                 await asyncio.wait_for(self._changed.wait(), DEATH_S)
+        if failure.code in (*NO_ROOM, "no_device_memory"):
+            await self._site.books.doubt()  # before the failure itself is told, so that the next try knows of it
         if (found := await ledge(self.local, wanted, move.step, failure)) is not None:
             self._ledge = found
             return False

@@ -1,6 +1,6 @@
 """Whose the bytes of a GPU are, as the driver counts them by process: the one place where they are told apart. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from msgspec import Struct
 
@@ -16,10 +16,16 @@ class Resident(Struct, frozen=True):
 
 
 def ledger(
-    processes: Mapping[int, int], *, used_bytes: int, pool_pid: int, pool_set_bytes: int, engines: Sequence[Resident]
+    processes: Mapping[int, int],
+    *,
+    used_bytes: int,
+    pool_pid: int,
+    pool_set_bytes: int,
+    engines: Sequence[Resident],
+    former: Set[int] = frozenset(),
 ) -> DeviceBytes:
     """`processes`: pid -> bytes, by the driver. `pool_set_bytes`: of weight sets there; the driver counts them as the daemon's,
-    whoever maps them. What no process has is the driver's own.
+    whoever maps them. `former`: pids that were ours; what they still have is the driver's, as is what no process has.
     """
     kv = own = skeletons = 0
     for engine in engines:
@@ -29,8 +35,9 @@ def ledger(
         kv, own, skeletons = kv + its_kv, own + its_own, skeletons + taken - its_kv - its_own
     ours = {pool_pid, *(engine.pid for engine in engines)}
     sets = min(pool_set_bytes, processes.get(pool_pid, 0))
+    foreign = {pid: size for pid, size in processes.items() if size and pid not in ours and pid not in former}
+    named = sum(size for pid, size in processes.items() if pid in ours) + sum(foreign.values())
     return DeviceBytes(
         skeletons=skeletons, kv=kv, own_weights=own, pool_sets=sets, pool_context=processes.get(pool_pid, 0) - sets,
-        foreign={pid: size for pid, size in processes.items() if pid not in ours},
-        driver=max(0, used_bytes - sum(processes.values())),
+        foreign=foreign, driver=max(0, used_bytes - named),
     )  # fmt: skip

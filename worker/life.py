@@ -5,7 +5,7 @@ Hello comes before the plane's state is asked for, so that the state already kno
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,12 +30,15 @@ from worker.caller import Caller
 from worker.cuda import able
 from worker.deadlines import Deadlines
 from worker.desired import Desired
+from worker.devicebooks import DeviceBooks
+from worker.engines.messages import State
 from worker.failure import StepFailed
 from worker.frontend.chat import count_tokens
 from worker.frontend.request import Invalid
 from worker.images.cabinet import Cabinet
 from worker.images.orders import answer_about_images
 from worker.images.wishes import Wishes
+from worker.instancedir import Record
 from worker.keeper import Keeper, left_over
 from worker.local import LocalInstance
 from worker.locks import Locks
@@ -68,8 +71,9 @@ class Life:
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
         self._wishes = Wishes(self._images, lambda: self.desired)
         self._site = Site(
-            plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines
-        )
+            plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines,
+            books=DeviceBooks(plane, self._engines, self._reporter.report),
+        )  # fmt: skip
         self.reconciler = Reconciler(self._site, self._reporter.report)
         self._incarnation = ids.new(ids.INCARNATION)
         self._measurements: set[asyncio.Task[None]] = set()
@@ -98,6 +102,11 @@ class Life:
         await self._stock.close()
         await self._wishes.close()
         await self._reporter.close()
+
+    def _engines(self) -> Iterator[tuple[Record, State | None]]:
+        for keeper in self.reconciler.keepers.values():
+            if (record := keeper.local.directory.read()) is not None:
+                yield record, keeper.local.engine_state
 
     async def _adopt(self) -> list[Keeper]:
         """Look at every instance directory; what can't be kept is cleared now, so that hello may call it gone."""

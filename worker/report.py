@@ -20,6 +20,7 @@ from controlplane.commands import (
     ReportDropped,
     ReportEnded,
     ReportFailed,
+    ReportForeign,
     ReportImageBuilt,
     ReportImageFailed,
     ReportImageRefused,
@@ -35,7 +36,7 @@ from controlplane.refusal import Code, Refused
 
 OfInstance = ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
 OfImage = ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
-Report = OfInstance | OfImage | ReportModel | ReportUnusable | ReportStaged | ReportDropped
+Report = OfInstance | OfImage | ReportModel | ReportUnusable | ReportStaged | ReportDropped | ReportForeign
 
 FIRST_WAIT_S: Final = 0.1
 LONGEST_WAIT_S: Final = 2.0
@@ -116,6 +117,8 @@ def _subject(body: Report) -> str:
             return f"model:{body.model}"
         case ReportStaged() | ReportDropped():
             return f"weights:{body.weight_set}"
+        case ReportForeign():
+            return f"foreign:{body.device}"
 
 
 def _id(node: str, body: AnyCommand) -> str:

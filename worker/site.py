@@ -9,6 +9,7 @@ from controlplane.plane import Plane
 from worker.board import Board
 from worker.caller import Caller
 from worker.deadlines import DEFAULT, Deadlines
+from worker.devicebooks import DeviceBooks
 from worker.images.cabinet import Cabinet
 from worker.locks import Locks
 from worker.stock import Stock
@@ -23,6 +24,7 @@ class Site(Struct, frozen=True, kw_only=True):
     stock: Stock
     board: Board
     images: Cabinet
+    books: DeviceBooks
     deadlines: Deadlines = DEFAULT
 
     @property

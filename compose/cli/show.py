@@ -83,6 +83,10 @@ def _devices(devices: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None
         holders = ", ".join(grant["model"] or grant["instance"] for grant in one["grants"])
         rows.append([one["name"], "".join(cells), human_bytes(one["size_bytes"]), _bytes(one["used_bytes"]), holders])
     table("device", "cells", "size", "used", "holds", rows=rows, empty="no devices")
+    for one in devices:
+        for other in one["foreign"]:
+            name = f" ({other['name']})" if other["name"] else ""
+            click.echo(f"{one['name']}: pid {other['pid']}{name}, not this plane's, has {human_bytes(other['size_bytes'])}")
     for node in nodes:
         pool = f"{_bytes(node['pool_used_bytes'])} of {human_bytes(node['pool_budget_bytes'])}"
         click.echo(f"node {node['node']}: {'heard' if node['heard'] else 'SILENT'}, pool {pool}")

@@ -13,6 +13,7 @@ from controlplane.commands.node import (
     ReportDropped,
     ReportEnded,
     ReportFailed,
+    ReportForeign,
     ReportImageBuilt,
     ReportImageFailed,
     ReportImageRefused,
@@ -46,7 +47,7 @@ AnyCommand = (
     | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
     | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Checkpoint | Save | Move | Stop | Retry
     | RemoveImage | RebuildImage | PinImage
-    | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped
+    | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped | ReportForeign
     | ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
     | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
 )  # fmt: skip
@@ -69,7 +70,7 @@ __all__ = [
     "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "Checkpoint", "CloseGateway", "DeviceFound",
     "End", "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
     "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportCheckpointed",
-    "ReportDropped", "ReportEnded", "ReportFailed", "ReportImageBuilt", "ReportImageFailed", "ReportImageRefused",
-    "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged", "ReportUnusable", "ReportUp",
-    "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
+    "ReportDropped", "ReportEnded", "ReportFailed", "ReportForeign", "ReportImageBuilt", "ReportImageFailed",
+    "ReportImageRefused", "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
+    "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

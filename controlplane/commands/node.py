@@ -3,6 +3,7 @@
 import msgspec
 
 from controlplane.events.instance import Step
+from controlplane.events.node import Outsider
 from controlplane.rungs import Rung
 from controlplane.spec import Argument, ModelFacts
 
@@ -100,6 +101,14 @@ class ReportDropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     node: str
     weight_set: str
     code: str
+
+
+class ReportForeign(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Which processes that are not the plane's have memory of a device, all of them; none: no longer any."""
+
+    node: str
+    device: str
+    processes: tuple[Outsider, ...] = ()
 
 
 class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):

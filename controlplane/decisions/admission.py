@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 
 from controlplane.commands import Admit, CancelRequest, EndRequests, Interrupt
-from controlplane.decisions import endings, standing
+from controlplane.decisions import endings, foreign, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import ATTEMPTS, INSPECTION_MS, QUEUE_LIMIT
@@ -36,9 +36,8 @@ def admit(draft: Draft, command: Admit) -> None:
         return
     if instance is None:
         check_servable(fleet, model, draft.now)
-    busy = Refused(Code.BUSY, f"{model.model} can't run at once, and the caller won't wait", retry_after_ms=1000)
     if not command.wait and instance is None:
-        raise busy
+        raise _busy(fleet, model)
     if len(fleet.waiting.get(model.model, ())) >= QUEUE_LIMIT:
         message = f"{QUEUE_LIMIT} requests wait for {model.model} already; try again later"
         raise Refused(Code.QUEUE_FULL, message, retry_after_ms=5000, limit=QUEUE_LIMIT)
@@ -47,15 +46,21 @@ def admit(draft: Draft, command: Admit) -> None:
     if joined is None:
         advance(draft)
         if not command.wait and draft.fleet.requests[command.request].instance is None:
-            raise busy  # the draft, and all that is in it, is dropped
+            raise _busy(fleet, model)  # the draft, and all that is in it, is dropped
         return
     if not command.wait:
-        raise busy
+        raise _busy(fleet, model)
     place = sum(len(waiting) for waiting in draft.fleet.waiting.values())
     draft.emit(
         RequestQueued(request=command.request, model=model.model, code=joined.code, reason=joined.reason, place=place),
         operation=request_operation(command.request),
     )
+
+
+def _busy(fleet: Fleet, model: Model) -> Refused:
+    why = foreign.hindrance(fleet, model)
+    message = f"{model.model} can't run at once, and the caller won't wait{f': {why}' if why else ''}"
+    return Refused(Code.BUSY, message, retry_after_ms=1000)
 
 
 def _joined(fleet: Fleet, model: Model, *, up: bool) -> Wait | None:

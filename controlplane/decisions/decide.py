@@ -26,6 +26,7 @@ from controlplane.commands import (
     ReportDropped,
     ReportEnded,
     ReportFailed,
+    ReportForeign,
     ReportImageBuilt,
     ReportImageFailed,
     ReportImageRefused,
@@ -95,6 +96,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             weightsets.staged(draft, command)
         case ReportDropped() as command:
             weightsets.dropped(draft, command)
+        case ReportForeign() as command:
+            membership.foreign_memory(draft, command)
         case Load() as command:
             operations.load(draft, command)
         case Sleep() as command:

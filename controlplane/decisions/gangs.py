@@ -19,7 +19,10 @@ def plan(
     fleet: Fleet, model: Model, sizes: dict[str, int], mates: Iterable[Instance], board: Board, *, overdue: bool
 ) -> Plan | None:
     """The cheapest way up; None: earlier waiters need every place where it could be."""
-    fitting = [i for i in mates if len(i.devices) == model.spec.gpus and i.instance not in board.kept]
+    fitting = [
+        i for i in mates
+        if len(i.devices) == model.spec.gpus and i.instance not in board.kept and all(device in sizes for device in i.devices)
+    ]  # fmt: skip
     return (
         _wake(fleet, fitting, board)
         or _switch(fleet, fitting, board, overdue=overdue)

@@ -1,6 +1,6 @@
 """Who takes part: nodes and their devices, gateways, the reigning decider."""
 
-from controlplane.commands import BeginReign, CloseGateway, Hello, NodeHeard, NodeSilent, OpenGateway
+from controlplane.commands import BeginReign, CloseGateway, Hello, NodeHeard, NodeSilent, OpenGateway, ReportForeign
 from controlplane.decisions import endings, lifecycle, operations
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import cannot_fit
@@ -8,6 +8,8 @@ from controlplane.decisions.schedule import advance
 from controlplane.events import (
     DeviceDeclared,
     DeviceWithdrawn,
+    ForeignMemoryFound,
+    ForeignMemoryGone,
     GatewayClosed,
     GatewayOpened,
     ImageBuilt,
@@ -110,6 +112,21 @@ def _devices(draft: Draft, command: Hello) -> None:
         # One that is still in use stays until a later hello finds it free.
         if device.node == command.node and device.device not in declared and device.device not in used:
             draft.emit(DeviceWithdrawn(node=command.node, device=device.device))
+
+
+def foreign_memory(draft: Draft, command: ReportForeign) -> None:
+    """What a worker has seen on a device, all of it; the same as before changes nothing."""
+    device = draft.fleet.devices.get(command.device)
+    if device is None or device.node != command.node:
+        raise Refused(Code.STALE, f"{command.node} has no device {command.device} any more")
+    processes = tuple(sorted(command.processes, key=lambda one: (-one.size_bytes, one.pid)))
+    if processes == device.foreign:
+        return
+    if processes:
+        draft.emit(ForeignMemoryFound(node=command.node, device=command.device, processes=processes))
+    else:
+        draft.emit(ForeignMemoryGone(node=command.node, device=command.device))
+    advance(draft)
 
 
 def node_silent(draft: Draft, command: NodeSilent) -> None:

@@ -12,6 +12,7 @@ from controlplane.commands import Move
 from controlplane.decisions import standing
 from controlplane.decisions.admission import known
 from controlplane.decisions.draft import Draft
+from controlplane.decisions.foreign import users
 from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import Slot, occupied, place
 from controlplane.decisions.verdict import fail, succeed
@@ -137,7 +138,8 @@ def _room(fleet: Fleet, model: Model, instance: Instance, target: Device) -> tup
     need, count = device_bytes(fleet, model, target), cells(fleet, model, target)
     others = sum(held_bytes(fleet, i, target.device) for i in fleet.instances.values() if on(fleet, i, target.device))
     free = CELLS - occupied(fleet)[target.device].bit_count()
-    numbers: dict[str, Any] = {"need_bytes": need, "limit_bytes": max(0, target.size_bytes - others)}
+    left = max(0, target.usable_bytes - others)
+    numbers: dict[str, Any] = {"need_bytes": need, "limit_bytes": left}
     slot = place(fleet, {target.device: count}) if count is not None else None
     if slot is None:
         message = (
@@ -145,11 +147,12 @@ def _room(fleet: Fleet, model: Model, instance: Instance, target: Device) -> tup
             f"{free} are free: put to sleep what is there, or choose another device"
         )
         raise Refused(Code.NO_ROOM, message, need_cells=count, free_cells=free, **numbers)
-    if need + others > target.size_bytes:
-        needs, free_bytes = need_and_limit(need, max(0, target.size_bytes - others))
+    if need > left:
+        needs, free_bytes = need_and_limit(need, left)
+        strangers = f" and what is not this plane's ({users(target)})" if target.foreign else ""
         message = (
             f"{instance.instance} needs {needs} of {target.name}, and {free_bytes} are free "
-            "beside what sleeps there: stop some of it, or choose another device"
+            f"beside what sleeps there{strangers}: stop some of it, or choose another device"
         )
         raise Refused(Code.NO_ROOM, message, **numbers)
     return slot, need

@@ -77,11 +77,12 @@ def sure_bytes(fleet: Fleet, model: Model) -> int:
 
 
 def device_bytes(fleet: Fleet, model: Model, device: Device) -> int:
-    """What `up` is to take there. An assumption about the skeleton never claims more than the whole device."""
+    """What `up` is to take there. An assumption about the skeleton never claims more than the whole device, or what others
+    leave of it."""
     sure = sure_bytes(fleet, model)
     if skeleton_bytes(fleet, model) is not None:
         return sure
-    return max(sure, min(sure + SKELETON_BYTES.get(device.kind, 0), device.size_bytes))
+    return max(sure, min(sure + SKELETON_BYTES.get(device.kind, 0), device.usable_bytes))
 
 
 def cells(fleet: Fleet, model: Model, device: Device) -> int | None:
@@ -95,16 +96,18 @@ def cells(fleet: Fleet, model: Model, device: Device) -> int | None:
     return smallest_share(device_bytes(fleet, model, device), device.size_bytes)
 
 
-def wanted(fleet: Fleet, model: Model) -> dict[str, int]:
+def wanted(fleet: Fleet, model: Model, *, beside: bool = True) -> dict[str, int]:
     """Device -> cells, over all devices of nodes that are heard and whose pool could hold the weights.
 
-    For a gang, of nodes that have enough of them.
+    For a gang, of nodes that have enough of them. `beside`: only where it fits beside memory that is not the plane's.
     """
-    weights = model.facts.weight_bytes if model.facts else 0
+    weights, sure = model.facts.weight_bytes if model.facts else 0, sure_bytes(fleet, model)
     found = {}
     for device in fleet.devices.values():
         node = fleet.nodes.get(device.node)
         if node is None or not node.heard or node.pool_budget_bytes < weights:
+            continue
+        if beside and sure > device.usable_bytes:
             continue
         if (count := cells(fleet, model, device)) is not None:
             found[device.device] = count

@@ -8,12 +8,13 @@
 5. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
    recently used first; else the block that is likely to be free first, to wait for.
 
-Cells that the plans of earlier waiters need (`Board.reserved`) are never touched. Gangs have plans of their own (`gangs`).
+Free cells of a device on which others' memory leaves no bytes for it count in 5 alone. Cells that the plans of earlier waiters
+need (`Board.reserved`) are never touched. Gangs have plans of their own (`gangs`).
 """
 
 from collections.abc import Iterable
 
-from controlplane.decisions import gangs, standing
+from controlplane.decisions import foreign, gangs, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.needs import wanted
 from controlplane.decisions.placement import Slot, blocks, mask, place
@@ -29,11 +30,12 @@ def plan(fleet: Fleet, model: Model, board: Board, *, overdue: bool = False) -> 
     mates = [i for i in fleet.instances.values() if i.configuration == model.facts.configuration and i.device in sizes]
     if model.spec.gpus > 1:
         return gangs.plan(fleet, model, sizes, mates, board, overdue=overdue)
+    open_ = {device: count for device, count in sizes.items() if not foreign.crowded(fleet, model, device)}
     return (
-        _wake(fleet, mates, sizes, board)
+        _wake(fleet, [mate for mate in mates if mate.device in open_], open_, board)
         or _switch(fleet, mates, sizes, board, overdue=overdue)
-        or _restore(fleet, model, sizes, board)
-        or _create(fleet, sizes, board)
+        or _restore(fleet, model, open_, board)
+        or _create(fleet, open_, board)
         or _evict(fleet, mates, sizes, board, overdue=overdue)
     )
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from controlplane.decisions import descent, hostroom, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
+from controlplane.decisions.foreign import users
 from controlplane.decisions.needs import device_bytes, held_bytes, on
 from controlplane.events import WeightsDismissed
 from controlplane.fleet.members import Instance, Model, WeightSet
@@ -41,7 +42,7 @@ def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Aske
     others = [i for i in fleet.instances.values() if on(fleet, i, device.device) and i.instance != plan.instance]
     need = device_bytes(fleet, model, device)
     claimed = board.device_claims.get(device.device, 0)
-    missing = need + claimed + sum(held_bytes(fleet, i, device.device) for i in others) - device.size_bytes
+    missing = need + claimed + sum(held_bytes(fleet, i, device.device) for i in others) - device.usable_bytes
     if missing <= 0:
         return None
     board.device_claims[device.device] = claimed + need
@@ -65,7 +66,8 @@ def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Aske
             return None  # nothing there could make room: the worker measures, and says so with both numbers
         _bar(others, model.model, board, asked)
     needs, has = need_and_limit(need, device.size_bytes)
-    return f"{model.model} needs {needs} of {device.name} ({has}); others there have to leave first"
+    beside = f", {device.usable_bytes} beside memory that is not this plane's: {users(device)}" if device.foreign else ""
+    return f"{model.model} needs {needs} of {device.name} ({has}{beside}); others there have to leave first"
 
 
 def _sleepers(fleet: Fleet, others: list[Instance], board: Board) -> list[Instance]:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 import msgspec
 
 from controlplane import ids
-from controlplane.decisions import foothold, room, standing
+from controlplane.decisions import foothold, foreign, room, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
@@ -206,6 +206,8 @@ def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
 def _placeless(fleet: Fleet, model: Model) -> Wait:
     if not fleet.devices:
         return Wait("no_node", "no node has joined yet")
+    if (reason := foreign.hindrance(fleet, model)) is not None:
+        return Wait("foreign_memory", reason)
     if not wanted(fleet, model):
         return Wait("node_silent", f"no node that could hold {model.model} is heard from")
     return Wait("behind", f"every place that could hold {model.model} is needed by those who came before")

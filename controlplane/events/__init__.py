@@ -31,11 +31,14 @@ from controlplane.events.model import (
 from controlplane.events.node import (
     DeviceDeclared,
     DeviceWithdrawn,
+    ForeignMemoryFound,
+    ForeignMemoryGone,
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
     NodeLimits,
     NodeLimitsChanged,
+    Outsider,
 )
 from controlplane.events.operation import OperationFailed, OperationRequested, OperationSucceeded
 from controlplane.events.plane import GatewayClosed, GatewayOpened, ReignBegan, Revision, SettingsApplied
@@ -54,6 +57,7 @@ from controlplane.events.weights import WeightsDismissed, WeightsDropped, Weight
 AnyEvent = (
     ReignBegan | GatewayOpened | GatewayClosed | SettingsApplied
     | NodeJoined | NodeFellSilent | NodeHeardAgain | NodeLimitsChanged | DeviceDeclared | DeviceWithdrawn
+    | ForeignMemoryFound | ForeignMemoryGone
     | ModelRegistered | ModelRevised | ModelRetired | ModelInspected | ModelRejected | ModelSetBack | ModelCleared
     | ConfigurationFound | SkeletonMeasured
     | WeightsStaged | WeightsDismissed | WeightsDropped
@@ -69,12 +73,13 @@ AnyEvent = (
 BY_NAME: Final[dict[str, type[AnyEvent]]] = {kind.__name__: kind for kind in get_args(AnyEvent)}
 
 __all__ = [
-    "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "GatewayClosed",
-    "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageDismissed", "ImageFailed", "ImagePinned",
-    "ImageRefused", "ImageRemoved", "InstanceCheckpointed", "InstanceCreated", "InstanceDirected", "InstanceEnded",
-    "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept", "InstanceUp", "ModelCleared", "ModelInspected",
+    "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "ForeignMemoryFound",
+    "ForeignMemoryGone", "GatewayClosed", "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageDismissed",
+    "ImageFailed", "ImagePinned", "ImageRefused", "ImageRemoved", "InstanceCheckpointed", "InstanceCreated",
+    "InstanceDirected", "InstanceEnded", "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept",
+    "InstanceUp", "ModelCleared", "ModelInspected",
     "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent", "NodeHeardAgain",
-    "NodeJoined", "NodeLimits", "NodeLimitsChanged", "OperationFailed", "OperationRequested", "OperationSucceeded",
+    "NodeJoined", "NodeLimits", "NodeLimitsChanged", "OperationFailed", "OperationRequested", "OperationSucceeded", "Outsider",
     "ReignBegan", "RequestAccepted",
     "RequestCancelled", "RequestFailed", "RequestFinished", "RequestInterrupted", "RequestQueued", "RequestRouted",
     "Revision", "SettingsApplied", "SkeletonMeasured", "Step", "WeightsDismissed", "WeightsDropped", "WeightsStaged",

@@ -81,3 +81,29 @@ class DeviceWithdrawn(Event, frozen=True, kw_only=True):
     AGGREGATE, KEY = "device", "device"
     node: str
     device: str
+
+
+class Outsider(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a device that is not this plane's, as the device's driver counts it."""
+
+    pid: int
+    size_bytes: int
+    name: str = ""
+    """Of its program; empty: its node can't say."""
+
+
+class ForeignMemoryFound(Event, frozen=True, kw_only=True):
+    """Processes that are not the plane's have memory of a device. A later one stands for all of an earlier one."""
+
+    AGGREGATE, KEY = "device", "device"
+    node: str
+    device: str
+    processes: tuple[Outsider, ...]
+
+
+class ForeignMemoryGone(Event, frozen=True, kw_only=True):
+    """All that is in use there is the plane's own again, or the driver's."""
+
+    AGGREGATE, KEY = "device", "device"
+    node: str
+    device: str

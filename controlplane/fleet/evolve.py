@@ -10,6 +10,8 @@ from controlplane.events import (
     ConfigurationFound,
     DeviceDeclared,
     DeviceWithdrawn,
+    ForeignMemoryFound,
+    ForeignMemoryGone,
     GatewayClosed,
     GatewayOpened,
     GrantGiven,
@@ -161,6 +163,8 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one ca
             return nodes.declared(fleet, e)
         case DeviceWithdrawn() as e:
             return nodes.withdrawn(fleet, e)
+        case ForeignMemoryFound() | ForeignMemoryGone() as e:
+            return nodes.shared(fleet, e)
         case ConfigurationFound() as e:
             found = Configuration(
                 configuration=e.configuration, engine=e.engine, architecture=e.architecture, arguments=e.arguments

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.events.node import NodeLimits
+from controlplane.events.node import NodeLimits, Outsider
 from controlplane.rungs import Activity, Health, Rung
 from controlplane.spec import Argument, ModelFacts, ModelSpec
 
@@ -50,6 +50,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     island: str = ""
     """Devices of a node with the same island reach one another directly."""
+    foreign: tuple[Outsider, ...] = ()
+    """Processes of others that have memory of it, the largest first."""
+
+    @property
+    def foreign_bytes(self) -> int:
+        return sum(one.size_bytes for one in self.foreign)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What others leave of it."""
+        return max(0, self.size_bytes - self.foreign_bytes)
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):

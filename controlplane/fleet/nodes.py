@@ -3,7 +3,16 @@
 from msgspec import structs
 from msgspec.structs import replace
 
-from controlplane.events import DeviceDeclared, DeviceWithdrawn, NodeFellSilent, NodeHeardAgain, NodeJoined, NodeLimitsChanged
+from controlplane.events import (
+    DeviceDeclared,
+    DeviceWithdrawn,
+    ForeignMemoryFound,
+    ForeignMemoryGone,
+    NodeFellSilent,
+    NodeHeardAgain,
+    NodeJoined,
+    NodeLimitsChanged,
+)
 from controlplane.fleet.members import Device, Node
 from controlplane.fleet.state import Fleet
 
@@ -28,9 +37,21 @@ def limited(fleet: Fleet, e: NodeLimitsChanged) -> Fleet:
 
 
 def declared(fleet: Fleet, e: DeviceDeclared) -> Fleet:
-    device = Device(device=e.device, node=e.node, name=e.name, kind=e.kind, size_bytes=e.size_bytes, island=e.island)
+    known = fleet.devices.get(e.device)
+    device = Device(
+        device=e.device, node=e.node, name=e.name, kind=e.kind, size_bytes=e.size_bytes, island=e.island,
+        foreign=known.foreign if known else (),
+    )  # fmt: skip
     return replace(fleet, devices=fleet.devices.set(e.device, device))
 
 
 def withdrawn(fleet: Fleet, e: DeviceWithdrawn) -> Fleet:
     return replace(fleet, devices=fleet.devices.delete(e.device))
+
+
+def shared(fleet: Fleet, e: ForeignMemoryFound | ForeignMemoryGone) -> Fleet:
+    """The device is gone already if its node has withdrawn it meanwhile."""
+    if (device := fleet.devices.get(e.device)) is None:
+        return fleet
+    foreign = e.processes if isinstance(e, ForeignMemoryFound) else ()
+    return replace(fleet, devices=fleet.devices.set(e.device, replace(device, foreign=foreign)))

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import openai
 import pytest
 
+from controlplane.events import ModelSetBack
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from tests.plane import PlaneUnderTest, grants_overlap, running
@@ -120,45 +121,74 @@ async def test_a_skeleton_leaves_its_gpu_and_the_pool_fills_it_again_while_it_co
     assert (await plane.fleet()).instances[up.instance].pid == up.pid
 
 
-async def test_without_room_on_the_device_a_wake_goes_back_to_a_clean_sleep(plane: PlaneUnderTest, machine: Path) -> None:
-    """C16."""
+async def test_a_wake_that_finds_no_room_goes_back_to_a_clean_sleep_and_waits_until_others_have_gone(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    """C16. The memory is taken when the wake has been decided: the worker stands still until then."""
     first = await say(plane, "one")
     plane.cli("sleep", "one")
     sleepers = await plane.until_fleet(
         lambda fleet: all(i.rung is Rung.SLEEP for i in fleet.instances.values()) and set(fleet.instances), "all asleep"
     )
-    room = Room(machine)
+    pids = {i.pid for i in (await plane.fleet()).instances.values()}
+    room, before, worker = Room(machine), await plane.head(), plane.child("worker")
     stranger = Taker(room, GPU)
-    stranger.take(room.free(GPU) - 4 * MIB)
-    before, pids = await plane.head(), {i.pid for i in (await plane.fleet()).instances.values()}
-    async with plane.openai() as client:
-        with pytest.raises(openai.APIStatusError) as caught:
-            await client.completions.create(model="one", prompt="x", max_tokens=4)
-    assert f"process {os.getpid()} has" in str(caught.value) and "its skeleton sleeps on" in str(caught.value)
-    assert re.search(r"needs \d+ bytes on \S+, \d+ are free there", str(caught.value))
+    plane.kill(worker, signal.SIGSTOP)
+    try:
+        asked = asyncio.create_task(say(plane, "one"))
+        await plane.until_fleet(lambda fleet: fleet.grants, "the wake is decided")
+        stranger.take(room.free(GPU) - 4 * MIB)
+    finally:
+        plane.kill(worker, signal.SIGCONT)
+    await plane.until_fleet(
+        lambda fleet: [r for r in fleet.requests.values() if r.code == "foreign_memory"], "it waits for others' memory"
+    )
+    (told,) = [one.event for one in await plane.events("ModelSetBack", after=before)]
+    assert isinstance(told, ModelSetBack)
+    assert re.search(r"needs \d+ bytes on \S+, \d+ are free there", told.message)
+    assert f"process {os.getpid()} has {stranger.size}" in told.message and "its skeleton sleeps on" in told.message
+    assert len(await plane.events("InstanceSlept", after=before)) == 1, "and it was not tried again before they had gone"
     fleet = await plane.fleet()
-    assert {name for name, i in fleet.instances.items() if i.rung is Rung.SLEEP} >= sleepers
+    assert {name for name, i in fleet.instances.items() if i.rung is Rung.SLEEP} == sleepers
     assert {i.pid for i in fleet.instances.values()} == pids, "no engine was ended for it"
     assert not fleet.grants
-    kinds = [one.type for one in await plane.events(after=before)]
-    assert "InstanceFailed" not in kinds and kinds.count("InstanceSlept") == kinds.count("GrantGiven") == 2
+    assert not await plane.events("InstanceFailed", after=before)
     assert room.used(GPU) == len(sleepers) * 6 * MIB + 2 * MIB + stranger.size
     stranger.give(stranger.size)
-    plane.cli("retry", "one")
-    assert await say(plane, "one") == first
+    assert await asked == first, "with nobody's help"
 
 
-async def test_an_engine_is_not_started_where_strangers_have_the_memory(plane: PlaneUnderTest, machine: Path) -> None:
+async def test_others_memory_is_shown_with_its_owner_and_keeps_engines_from_being_started_into_it(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    """C16: seen beforehand this time."""
     for name in NAMES:
         plane.cli("stop", name)
     await plane.until_fleet(lambda fleet: not fleet.instances, "all gone")
-    room = Room(machine)
+    room, before = Room(machine), await plane.head()
     stranger = Taker(room, GPU)
     stranger.take(room.free(GPU) - 10 * MIB)
-    async with plane.openai() as client:
-        with pytest.raises(openai.APIStatusError) as caught:
-            await client.completions.create(model="other", prompt="x", max_tokens=4)
-    assert f"pid {os.getpid()} (" in str(caught.value) and f"{10 * MIB} are free" in str(caught.value)
+    await plane.until_fleet(lambda fleet: fleet.devices[GPU].foreign_bytes == stranger.size, "it counts")
+    asked = asyncio.create_task(say(plane, "other"))
+    (waiter,) = await plane.until_fleet(
+        lambda fleet: [r for r in fleet.requests.values() if r.code == "foreign_memory"], "it waits for others' memory"
+    )
+    assert re.search(rf"needs \d+ bytes of .*, and \d+ of its {120 * MIB} are left .* pid {os.getpid()} \(", waiter.reason)
+    assert not await plane.events("InstanceDirected", after=before), "no engine was started to find that out"
+    async with plane.rest() as client:
+        (shown,) = (await client.get("/api/devices")).json()
+        page = (await client.get("/")).text
+        refused = await client.post(
+            "/v1/completions", json={"model": "other", "prompt": "x"}, headers={"prefer": "wait=0"}, timeout=20
+        )
+    assert [(one["pid"], one["size_bytes"]) for one in shown["foreign"]] == [(os.getpid(), stranger.size)]
+    assert shown["owners"]["foreign"] == {str(os.getpid()): stranger.size}
+    assert f"not this plane&#39;s (pid {os.getpid()}" in page
+    assert refused.status_code == 503 and f"pid {os.getpid()}" in refused.text and int(refused.headers["retry-after"]) >= 1
+    assert f"pid {os.getpid()}" in plane.cli("status").stdout
     stranger.give(stranger.size)
-    plane.cli("retry", "other")
-    await say(plane, "other")
+    assert await asked
+    assert not (await plane.fleet()).devices[GPU].foreign
+    assert [one.type for one in await plane.events(after=before) if "Foreign" in one.type] == [
+        "ForeignMemoryFound", "ForeignMemoryGone"
+    ]  # fmt: skip

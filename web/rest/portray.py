@@ -36,6 +36,7 @@ def devices(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.DeviceVi
                 device=device.device, name=device.name, node=device.node, kind=device.kind, size_bytes=device.size_bytes,
                 used_bytes=beat.device_bytes.get(device.device) if beat else None,
                 owners=beat.owners.get(device.device) if beat else None, cells=CELLS,
+                foreign=[shapes.OutsiderView(pid=o.pid, name=o.name, size_bytes=o.size_bytes) for o in device.foreign],
                 free_cells=CELLS - sum(grant.cells for grant in grants),
                 grants=[
                     shapes.CellsView(

@@ -32,6 +32,15 @@ class CellsView(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
 
 
+class OutsiderView(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a device that is not the plane's."""
+
+    pid: int
+    name: str
+    """Of its program; empty: unknown."""
+    size_bytes: int
+
+
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     name: str
@@ -42,6 +51,8 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     """Measured; None: no beat yet."""
     owners: DeviceBytes | None
     """Of a GPU: whose these are, as its driver tells processes apart."""
+    foreign: list[OutsiderView]
+    """Processes of others, as placement counts them; a change counts once it has lasted for two seconds."""
     cells: int
     free_cells: int
     grants: list[CellsView]

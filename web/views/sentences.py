@@ -8,6 +8,8 @@ from controlplane.events import (
     ConfigurationFound,
     DeviceDeclared,
     DeviceWithdrawn,
+    ForeignMemoryFound,
+    ForeignMemoryGone,
     GatewayClosed,
     GatewayOpened,
     GrantGiven,
@@ -221,6 +223,11 @@ def _of_the_plane(event: AnyEvent) -> str:
             return f"{e.name} ({e.kind}), {size(e.size_bytes)}"
         case DeviceWithdrawn():
             return "withdrawn"
+        case ForeignMemoryFound() as e:
+            whose = [f"pid {one.pid}{f' ({one.name})' if one.name else ''} {size(one.size_bytes)}" for one in e.processes]
+            return f"memory of others: {', '.join(whose)}"
+        case ForeignMemoryGone():
+            return "no memory of others any more"
         case (
             RequestAccepted() | RequestQueued() | RequestRouted() | RequestInterrupted() | RequestFinished() | RequestFailed()
             | RequestCancelled() | GrantGiven() | GrantReturned() | InstanceCreated() | InstanceDirected() | InstanceUp()

@@ -130,7 +130,7 @@ def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held:
     """Mapped weights and private bytes of the holders (as reported), other measured bytes, and what is left."""
     beat = beats.get(device.node)
     if beat is not None and (owners := beat.owners.get(device.device)) is not None:
-        return _drawn(_owned(owners), device.size_bytes)
+        return _drawn(_owned(owners, device), device.size_bytes)
     mapped = private = 0
     for run in held:
         instance = fleet.instances[run.instance]
@@ -143,13 +143,16 @@ def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held:
     return _drawn(parts, device.size_bytes)
 
 
-def _owned(owners: DeviceBytes) -> tuple[tuple[str, str, int], ...]:
+def _owned(owners: DeviceBytes, device: Device) -> tuple[tuple[str, str, int], ...]:
     """A GPU's, whose driver tells processes apart."""
-    foreign = "".join(f", pid {pid} of somebody else's {size(taken)}" for pid, taken in sorted(owners.foreign.items()))
+    names = {one.pid: f" {one.name}" for one in device.foreign if one.name}
+    pids = ", ".join(f"pid {pid}{names.get(pid, '')}" for pid, _ in sorted(owners.foreign.items(), key=lambda one: -one[1]))
+    others = ("foreign", f"not this plane's ({pids})", sum(owners.foreign.values()))
     return (
         ("mapped", "weights", owners.pool_sets),
         ("private", f"skeletons {size(owners.skeletons)} and KV", owners.skeletons + owners.kv + owners.own_weights),
-        ("others", f"pool's context and driver{foreign}", owners.pool_context + owners.driver + sum(owners.foreign.values())),
+        ("others", "pool's context and driver", owners.pool_context + owners.driver),
+        *([others] if owners.foreign else []),
     )
 
 

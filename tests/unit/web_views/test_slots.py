@@ -1,10 +1,11 @@
 """The slot map tells who holds which cells, and whose bytes fill a device."""
 
 import pytest
+from msgspec.structs import replace
 
-from controlplane.events import GrantReturned, InstanceOverdue, NodeFellSilent
+from controlplane.events import ForeignMemoryFound, GrantReturned, InstanceOverdue, NodeFellSilent, Outsider
 from controlplane.spec import CELLS
-from controlplane.subjects import InstanceBeat, NodeBeat, Progress
+from controlplane.subjects import DeviceBytes, InstanceBeat, NodeBeat, Progress
 from tests.busyplane import busy
 from tests.staged import GIB, MIB, StagedPlane
 from web.views.slots import Free, Held, described, devices, free_runs
@@ -114,3 +115,23 @@ def test_returned_cells_are_free_again() -> None:
     grant = next(g for g in plane.fleet.grants.values() if g.device == "dev-n1-cpu0")
     plane.emit(GrantReturned(node="n1", device=grant.device, instance=grant.instance, grant=grant.number))
     assert devices(plane.fleet, plane.beats)[0].runs == (Free(offset=0, cells=8, size_bytes=GIB),)
+
+
+def test_memory_of_others_has_an_owner_of_its_own_on_a_gpus_bar() -> None:
+    plane = StagedPlane(NOW)
+    plane.node()
+    gpu = plane.device("gpu0", kind="gpu")
+    plane.emit(ForeignMemoryFound(node="n1", device=gpu, processes=(Outsider(pid=4711, size_bytes=300 * MIB, name="python3"),)))
+    owners = DeviceBytes(skeletons=100 * MIB, pool_context=50 * MIB, foreign={12: 9 * MIB, 4711: 300 * MIB})
+    plane.beat(
+        NodeBeat(
+            node="n1", incarnation="i", at_ms=NOW, pool_used_bytes=0, pool_budget_bytes=1, pool_ok=True,
+            device_bytes={gpu: owners.total}, owners={gpu: owners},
+        )
+    )  # fmt: skip
+    (shown,) = devices(plane.fleet, plane.beats)
+    foreign = next(s for s in shown.segments if s.kind == "foreign")
+    assert (foreign.words, foreign.size_bytes) == ("not this plane's (pid 4711 python3, pid 12)", 309 * MIB)
+    assert "not this plane's (pid 4711 python3, pid 12) 309 MiB" in described(shown)
+    plane.beat(replace(plane.beats["n1"], owners={gpu: replace(owners, foreign={})}))
+    assert "foreign" not in {s.kind for s in devices(plane.fleet, plane.beats)[0].segments}

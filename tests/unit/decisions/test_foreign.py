@@ -1,0 +1,119 @@
+"""C16, the plane's part: memory of a device that processes of others have is no place for anybody, as long as they have it."""
+
+from msgspec.structs import replace
+
+from controlplane.commands import Load, Move, ReportForeign, Sleep, Tick
+from controlplane.decisions.limits import QUEUE_DEADLINE_MS
+from controlplane.decisions.needs import wanted
+from controlplane.events import Outsider, RequestFailed
+from controlplane.refusal import Code
+from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
+from tests.unit.decisions.test_schedule import CLIMB, admit
+
+OTHER = Outsider(pid=4711, size_bytes=300, name="python")
+
+
+def strangers(*processes: Outsider, device: str = "dev0") -> ReportForeign:
+    return ReportForeign(node="n1", device=device, processes=processes)
+
+
+def reason(story: Story, request: str) -> str:
+    return story.fleet.requests[request].reason
+
+
+def test_what_does_not_fit_beside_others_waits_with_both_numbers_and_starts_when_they_have_gone() -> None:
+    story = with_models(plane(), spec("a", size=600)).when(strangers(OTHER)).then("ForeignMemoryFound")
+    story.when(admit("req_1", "a")).then("RequestAccepted", ("RequestQueued", {"code": "foreign_memory"}))
+    said = reason(story, "req_1")
+    assert "needs 600 bytes of cpu0" in said and "500 of its 800 are left" in said and "pid 4711 (python) has 300" in said
+    story.when(Tick(), after_ms=1000).then_nothing()
+    story.when(strangers()).then("ForeignMemoryGone", *CLIMB, ("RequestQueued", {"code": "climbing"}))
+    story.report_up("a")
+    assert story.fleet.requests["req_1"].instance
+
+
+def test_it_starts_as_soon_as_they_leave_enough() -> None:
+    story = with_models(plane(), spec("a", size=600)).given(strangers(OTHER)).given(admit("req_1", "a"))
+    less = Outsider(pid=4711, size_bytes=200)
+    story.when(strangers(less)).then("ForeignMemoryFound", *CLIMB, ("RequestQueued", {"code": "climbing"}))
+
+
+def test_a_report_that_says_nothing_new_changes_nothing_in_whatever_order() -> None:
+    more = Outsider(pid=12, size_bytes=400)
+    story = plane().when(strangers(OTHER, more)).then(("ForeignMemoryFound", {"processes": (more, OTHER)}))
+    story.when(strangers(more, OTHER)).then_nothing()
+    assert story.fleet.devices["dev0"].usable_bytes == 100
+    story.when(hello(incarnation="inc_2")).then("NodeJoined")
+    assert story.fleet.devices["dev0"].foreign_bytes == 700, "a worker's restart makes nobody's memory free"
+    story.when(strangers()).then("ForeignMemoryGone")
+    story.when(strangers()).then_nothing()
+
+
+def test_a_device_that_nobody_knows_is_refused() -> None:
+    plane().when(strangers(OTHER, device="dev9")).then_refused(Code.STALE)
+
+
+def test_the_device_with_room_is_taken_though_the_other_fits_better_by_cells() -> None:
+    """a holds half of cpu0; beside it and the stranger b's half is no use, and a is not sent away for it."""
+    story = with_models(plane(devices=2), spec("a", size=400), spec("b", size=400)).bring_up("a")
+    assert story.instance_of("a").device == "dev0"
+    story.given(strangers(OTHER)).when(Load(model="b"))
+    assert story.instance_of("b").device == "dev1"
+
+
+def test_who_is_idle_leaves_for_it_where_that_makes_enough_room() -> None:
+    story = with_models(plane(), spec("a", size=400), spec("b", size=400)).bring_up("a").given(strangers(OTHER))
+    idle = story.instance_of("a").instance
+    story.when(admit("req_1", "b"), after_ms=5)
+    away = ("InstanceDirected", {"instance": idle, "victim_of": "b"})
+    story.then("RequestAccepted", away, ("RequestQueued", {"code": "making_room"}))
+    assert "500 beside memory that is not this plane's: pid 4711 (python) has 300" in reason(story, "req_1")
+    story.report_slept(idle)
+    assert story.instance_of("b").device == "dev0"
+
+
+def test_nobody_leaves_for_what_would_not_fit_then_either() -> None:
+    story = with_models(plane(), spec("a", size=400), spec("b", size=600)).bring_up("a").given(strangers(OTHER))
+    story.when(admit("req_1", "b"), after_ms=5).then("RequestAccepted", ("RequestQueued", {"code": "foreign_memory"}))
+    story.when(admit("req_2", "a")).then("RequestAccepted", "RequestRouted")
+
+
+def test_a_sleeper_is_not_woken_into_it_and_another_device_serves_meanwhile() -> None:
+    story = with_models(plane(devices=2), spec("a", size=600)).bring_up("a")
+    sleeper = story.instance_of("a")
+    story.when(Sleep(model="a")).report_slept(sleeper.instance)
+    story.given(strangers(OTHER)).when(admit("req_1", "a"))
+    (other,) = [i for i in story.fleet.instances.values() if i.instance != sleeper.instance]
+    assert (other.device, story.code_of("req_1")) == ("dev1", "climbing")
+
+
+def test_who_will_not_wait_hears_the_reason_at_once() -> None:
+    story = with_models(plane(), spec("a", size=600)).given(strangers(OTHER))
+    story.when(replace(admit("req_1", "a"), wait=False)).then_refused(Code.BUSY)
+    assert story.refused is not None
+    assert "pid 4711 (python) has 300" in story.refused.message and story.refused.retry_after_ms
+    assert not story.fleet.requests
+
+
+def test_who_has_waited_long_enough_is_told_why() -> None:
+    story = with_models(plane(), spec("a", size=600)).given(strangers(OTHER)).given(admit("req_1", "a"))
+    story.when(Tick(), after_ms=QUEUE_DEADLINE_MS)
+    (failed,) = story.find(RequestFailed)
+    assert failed.code == "queue_timeout" and "pid 4711" in failed.message
+
+
+def test_a_move_into_it_is_refused_with_both_numbers() -> None:
+    story = with_models(plane(devices=2), spec("a", size=600)).bring_up("a").given(strangers(OTHER, device="dev1"))
+    story.when(Move(what="a", device="cpu1")).then_refused(Code.NO_ROOM, need_bytes=600, limit_bytes=500)
+    assert story.refused is not None and "pid 4711 (python) has 300" in story.refused.message
+
+
+def test_a_gang_takes_the_devices_that_are_its_own() -> None:
+    story = with_models(plane(devices=3, kind="gpu"), spec("g", size=1200, gpus=2, gpu=True)).given(strangers(OTHER))
+    story.when(Load(model="g"))
+    assert set(story.instance_of("g").devices) == {"dev1", "dev2"}
+
+
+def test_what_nobody_has_measured_yet_assumes_no_more_than_others_leave() -> None:
+    story = with_models(plane(kind="gpu"), spec("a", size=400, gpu=True)).given(strangers(OTHER))
+    assert wanted(story.fleet, story.fleet.models["a"]) == {"dev0": 4}
