@@ -23,6 +23,7 @@ from compose.embedded.refusal import ServerRefusal
 from compose.gpus import look
 from compose.imagechecks import image_checks
 from compose.nodechecks import node_check
+from compose.parts import pool_words
 from compose.remains import belonging
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
@@ -44,6 +45,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield from _servers(data)
     yield _shared_memory(data)
     yield node_check(data, running=running)
+    yield from _pool(data)
     yield from image_checks(data)
     yield _port(port, running)
     yield from _left_over()
@@ -114,6 +116,11 @@ def _shared_memory(data: Path) -> Check:
         cure = f"The pool's budget is {human_bytes(pool)}: give more (docker: --shm-size), or lower pool_bytes."
         return Check(name="shared memory", verdict="note", found=found, cure=cure)
     return Check(name="shared memory", verdict="ok", found=found)
+
+
+def _pool(data: Path) -> Iterator[Check]:
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # nothing has been started there yet
+        yield Check(name="pool", verdict="ok", found=pool_words(Plane.read(data)))
 
 
 def _devices(data: Path) -> Iterator[Check]:

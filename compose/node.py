@@ -28,6 +28,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     image_quota_bytes: int = 0
     image_pins: tuple[str, ...] = ()
     checkpoint_bytes: int = 0
+    pool_ready_bytes: int | None = None
+    pool_helpers: bool = True
     note: str = ""
     """What a person should know of it."""
 
@@ -45,6 +47,11 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
             "memory", f"Devices and pool come to {human_bytes(need)}; this machine has {human_bytes(memory)}.",
             "Declare smaller devices or a smaller pool_bytes in the settings' [node] table.",
         )  # fmt: skip
+    if settings.pool_ready_bytes is not None and settings.pool_ready_bytes > pool:
+        raise EnvironmentRefusal(
+            "memory", f"{human_bytes(settings.pool_ready_bytes)} can't lie ready in a pool of {human_bytes(pool)}.",
+            "Lower ready in the settings' [pool] table, or write a larger pool_bytes in [node].",
+        )  # fmt: skip
     devices = found.devices + tuple(
         PlaneDevice(device=directory.device_uuid(one.name), name=one.name, kind="cpu", size_bytes=one.size_bytes)
         for one in declared
@@ -53,7 +60,8 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
     return Offer(
         devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu, note=_note(found),
         image_quota_bytes=settings.image_quota_bytes, image_pins=settings.image_pins,
-        checkpoint_bytes=checkpoint_bytes(settings, pool, devices),
+        checkpoint_bytes=checkpoint_bytes(settings, pool, devices), pool_ready_bytes=settings.pool_ready_bytes,
+        pool_helpers=settings.pool_helpers,
     )  # fmt: skip
 
 

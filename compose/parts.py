@@ -13,6 +13,8 @@ from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 from pool.client import PoolClient, PoolRefused
 
+READY_PART: Final = 4
+"""Of the pool's budget so much may lie ready, unless the settings say otherwise."""
 WEB_STOP_S: Final = 8.0
 """Its streams are told first."""
 SURVIVORS: Final = frozenset({"pool"})
@@ -60,7 +62,8 @@ def _pool(plane: Plane) -> ChildSpec:
         try:
             said = await client.describe()
             seen = {one.device for one in said.devices}
-            return said.budget_bytes == plane.pool_bytes and seen == gpus  # else it must start anew
+            told = said.ready_limit_bytes == ready_bytes(plane) and said.helpers == plane.pool_helpers
+            return said.budget_bytes == plane.pool_bytes and seen == gpus and told  # else it must start anew
         except (OSError, TimeoutError, PoolRefused):
             return False
         finally:
@@ -68,9 +71,22 @@ def _pool(plane: Plane) -> ChildSpec:
 
     # It is asked to end only when the plane ends in order, and then nothing is to stay in memory.
     options = ("--socket", str(socket), "--directory", str(socket.parent), "--budget", str(plane.pool_bytes), "--forget")
-    argv = (*PYTHON, "pool.daemon", *options, *(["--gpus"] if gpus else []))
+    ways = [*(["--gpus"] if gpus else []), *([] if plane.pool_helpers else ["--no-helpers"])]
+    argv = (*PYTHON, "pool.daemon", *options, "--ready", str(ready_bytes(plane)), *ways)
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(sorted(gpus))} if gpus else {}
     return ChildSpec(name="pool", argv=argv, environment=environment, prepare=prepare, ready=ready, survives=True)
+
+
+def ready_bytes(plane: Plane) -> int:
+    """What may lie ready in its pool."""
+    return plane.pool_bytes // READY_PART if plane.pool_ready_bytes is None else plane.pool_ready_bytes
+
+
+def pool_words(plane: Plane) -> str:
+    """How the pool is set up."""
+    helped = "GPUs help one another" if plane.pool_helpers else "each GPU is filled over its own link alone"
+    gpus = f"; {helped}" if any(device.kind == "gpu" for device in plane.devices) else ""
+    return f"{human_bytes(plane.pool_bytes)} for weights, {human_bytes(ready_bytes(plane))} of it may lie ready{gpus}"
 
 
 def pool_note(plane: Plane) -> str | None:

@@ -25,7 +25,7 @@ POLL_S: Final = 0.5
 APPLY_S: Final = 30.0
 KEYS: Final = {
     "pool_bytes": "[node] pool_bytes", "devices": "[node] devices", "gpus": "[node] gpus", "drain_ms": "[node] drain",
-    "criu": "[node] criu",
+    "criu": "[node] criu", "pool_ready_bytes": "[pool] ready", "pool_helpers": "[pool] helpers",
 }  # fmt: skip
 """As the file writes them: read at a start and not again, unlike models and limits."""
 

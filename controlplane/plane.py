@@ -66,6 +66,10 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     """Models and configurations whose images stay whatever the quota says."""
     checkpoint_bytes: int | None = None
     """Memory of the host that engines off their devices may take; None: no limit but the host's own."""
+    pool_ready_bytes: int | None = None
+    """Memory that may lie ready in the pool for the next set; None: a quarter of `pool_bytes`."""
+    pool_helpers: bool = True
+    """Whether a GPU may be filled over the links of others, too."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 

@@ -105,8 +105,8 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     gpus, topology = _gpus(helpers=options.helpers) if options.gpus else ((), NO_TOPOLOGY)
     arena = Arena(root, topology)
     ready_bytes = options.budget // 4 if options.ready is None else options.ready
-    share = options.beside_decoding
-    server = Server(arena, Residency(options.budget), gpus, topology, ready_bytes=ready_bytes, share=share)
+    share, helpers = options.beside_decoding, options.helpers
+    server = Server(arena, Residency(options.budget), gpus, topology, ready_bytes=ready_bytes, helpers=helpers, share=share)
     server.adopt()
     serving = asyncio.create_task(server.serve(listener))
     log.info(

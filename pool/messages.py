@@ -233,6 +233,10 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     nodes: tuple[MemoryNode, ...] = ()
     placement: str = ""
     """`one node`, `placed`, or `not placed: ` and why."""
+    ready_limit_bytes: int = 0
+    """What it may come to."""
+    helpers: bool = True
+    """Whether a device may be filled over the links of others, too, where there are any."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):

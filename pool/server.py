@@ -65,10 +65,13 @@ class Server:
         *,
         ready_bytes: int = 0,
         share: float = BESIDE_DECODING,
+        helpers: bool = True,
     ) -> None:
-        """ready_bytes: of memory without a set, at most. share: of a link's rate for copies beside a neighbour that decodes."""
+        """ready_bytes: of memory without a set, at most. share: of a link's rate for copies beside a neighbour that decodes.
+        helpers: for `Described`; without any there is no topology, either."""
         self.arena = arena
         self.residency = residency
+        self._told = {"ready_limit_bytes": ready_bytes, "helpers": helpers}
         way = Way()
         self.devices = Devices(arena, way, gpus, topology, share=share)
         self.ready = Ready(arena, self.devices, way, lambda: self._may_be_ready(ready_bytes))
@@ -220,7 +223,12 @@ class Server:
         devices = await self.devices.describe()
         nodes = self.arena.nodes
         return msgspec.structs.replace(
-            described, devices=devices, ready_bytes=self.ready.size_bytes, nodes=nodes.nodes(), placement=nodes.state
+            described,
+            devices=devices,
+            ready_bytes=self.ready.size_bytes,
+            nodes=nodes.nodes(),
+            placement=nodes.state,
+            **self._told,
         )
 
     async def _drop(self, weight_set: str) -> None:

@@ -10,9 +10,11 @@ import click
 from compose.cli.options import F, api, as_json, echo_json, table
 from compose.client import elsewhere
 from compose.directory import holder
+from compose.parts import pool_words
 from compose.process import Identity
 from compose.refusal import ApiRefused, EnvironmentRefusal
 from compose.supervisor import read_states
+from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 
 
@@ -54,6 +56,8 @@ def status(context: click.Context, every: bool, json: bool) -> None:
             _processes(processes)
         if found:
             _devices(found["devices"], found["nodes"])
+            if held is not None:
+                click.echo(f"pool: {pool_words(Plane.read(data))}\n")
             rows = [model_row(one) for one in found["models"]]
             table("model", "state", "waiting", "running", "note", rows=rows, empty="no models")
         if trouble:
@@ -90,7 +94,6 @@ def _devices(devices: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None
     for node in nodes:
         pool = f"{_bytes(node['pool_used_bytes'])} of {human_bytes(node['pool_budget_bytes'])}"
         click.echo(f"node {node['node']}: {'heard' if node['heard'] else 'SILENT'}, pool {pool}")
-    click.echo()
 
 
 def model_row(one: dict[str, Any]) -> list[str]:

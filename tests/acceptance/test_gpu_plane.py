@@ -13,6 +13,7 @@ import pytest
 from controlplane.events import ModelSetBack
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
+from pool.client import PoolClient
 from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import GRAPHS
 from tests.standin.install import install
@@ -41,7 +42,12 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     sources = tmp_path_factory.mktemp("sources")
     one, two = tiny(sources / "one", "llama", seed=1), tiny(sources / "two", "llama", seed=2)
     other = tiny(sources / "other", "qwen3", seed=3)
-    settings = '[node]\npool_bytes = "256MiB"\n' + model("one", one) + model("two", two) + model("other", other)
+    settings = (
+        '[node]\npool_bytes = "256MiB"\n\n[pool]\nready = "48MiB"\nhelpers = false\n'
+        + model("one", one)
+        + model("two", two)
+        + model("other", other)
+    )
     with running(settings, environment=install(machine, {GPU: 128 * MIB})) as started:
         yield started
 
@@ -66,6 +72,17 @@ async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, 
     assert checks.count("recorded") == 3, "each weight set's answer was recorded at its first wake"
     graphs = {(one.event.graphs, one.event.graphs_again) for one in events if one.type == "InstanceUp"}  # type: ignore[union-attr]
     assert graphs == {(GRAPHS, 0)}, "counted at each wake and switch"
+
+
+async def test_the_pool_works_as_the_settings_say(plane: PlaneUnderTest) -> None:
+    client = await PoolClient.connect(Path(plane.plane.pool_socket))
+    described = await client.describe()
+    await client.close()
+    assert (described.budget_bytes, described.ready_limit_bytes, described.helpers) == (256 * MIB, 48 * MIB, False)
+    assert described.ready_bytes <= 48 * MIB
+    words = "256 MiB for weights, 48 MiB of it may lie ready; each GPU is filled over its own link alone"
+    assert words in plane.cli("status").stdout
+    assert words in plane.cli("doctor").stdout
 
 
 async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plane: PlaneUnderTest, machine: Path) -> None:

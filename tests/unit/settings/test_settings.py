@@ -204,3 +204,27 @@ def test_sources_that_are_not_pinned_or_absolute_are_refused(source: object) -> 
 def test_a_rest_body_has_the_same_fields() -> None:
     spec = spec_from_fields({"name": "a", "source": "/models/a/", "share": 0.25, "idle": {"sleep": "1m"}})
     assert (spec.source, spec.cells, spec.idle.sleep_ms) == ("/models/a", 2, 60_000)
+
+
+def test_the_pool_has_memory_that_lies_ready_and_helpers() -> None:
+    node = parse('[node]\npool_bytes = "4GiB"\n[pool]\nready = "1GiB"\nhelpers = false').node
+    assert (node.pool_ready_bytes, node.pool_helpers) == (1 << 30, False)
+    assert (parse("").node.pool_ready_bytes, parse("").node.pool_helpers) == (None, True)
+    assert parse("[pool]\nready = 0").node.pool_ready_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "says"),
+    [
+        ('ready = "much"', "pool.ready", "'much' is not a size"),
+        ('ready = "5GiB"', "pool.ready", "5368709120 bytes can't lie ready in a pool of 4294967296"),
+        ("helpers = 1", "pool.helpers", "1 is neither true nor false"),
+        ('helpers = "no"', "pool.helpers", "'no' is neither"),
+        ("read = 1", "pool.read", "did you mean ready?"),
+    ],
+)
+def test_a_mistake_about_the_pool_is_said_with_its_line(text: str, key: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(f'[node]\npool_bytes = "4GiB"\n\n[pool]\n{text}\n', "here.toml")
+    assert (caught.value.key, caught.value.line) == (key, 5) and says in str(caught.value)
+    assert str(caught.value).startswith("here.toml:5: ")
