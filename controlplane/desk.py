@@ -7,7 +7,8 @@ if it was decided anew and the append says `Repeated`, the whole batch is decide
 without it; if it was refused or changed nothing this time, the log is asked before the answer is given.
 A command whose events the log can't keep is a fault of its own; those beside it are carried out. One whose events
 contradict the log shows that our state is wrong: it is refused for good, and the process ends, to fold the log again.
-A log whose disk is full refuses everybody and goes on: nothing was written, so nothing is uncertain.
+A log whose disk is full refuses everybody and goes on: nothing was written, so nothing is uncertain. From then on whoever asks
+whether all is well (ends of no request, as web does to know whether it is ready) hears so until there is room again.
 A commit that fails for any other reason leaves nobody certain of what was written, so `run` raises and the process ends.
 """
 
@@ -19,17 +20,19 @@ from typing import Final, Protocol
 import structlog
 
 from controlplane.answer import Reply, answer
-from controlplane.commands import Order
+from controlplane.commands import EndRequests, Order
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet
 from controlplane.log import Conflict, Full, HeadMoved, Log, Oversized, Repeated, StaleEpoch, Unstorable
-from controlplane.refusal import Code, Refusal, Refused
+from controlplane.refusal import DISK_FULL, Code, Refusal, Refused
 
 MOST: Final = 256
 """Commands in one commit; more wait for the next, so that nobody waits long for strangers."""
 DESK: Final = "desk"
 FULL_RETRY_MS: Final = 5000
 """Disks are not emptied within a second."""
+FULL_LOOK_S: Final = 0.5
+"""Between two looks whether there is room again."""
 log = structlog.get_logger("desk")
 
 
@@ -72,8 +75,9 @@ class Desk:
         self._queue: asyncio.Queue[_Entry | None] = asyncio.Queue()
         self._now_ms = floor_ms
         self._closing = False
-        self._full = False
+        self._full: Refusal | None = None
         """The last append found no room on the log's disk."""
+        self._look_again_at = 0.0
 
     def enqueue(self, order: Order, respond: Respond) -> None:
         """Queue a command; `respond` is awaited with its answer, after the commit."""
@@ -137,21 +141,31 @@ class Desk:
                 raise
             break
         if events:
-            self._full = False
+            self._full = None
             self.fleet = fleet
             self._on_commit(events, fleet)
         await self._answer([entry for entry in entries if not entry.silent])
         await self._answer_silent([entry for entry in entries if entry.silent])
 
+    async def _still_full(self) -> Refusal | None:
+        """After an append that found no room: whether there is some by now, looked at once in a while at most."""
+        if self._full is not None and time.monotonic() >= self._look_again_at:
+            try:
+                await self._log.room()
+            except Full as error:
+                self._full = _no_room(error)
+            else:
+                self._full = None
+            self._look_again_at = time.monotonic() + FULL_LOOK_S
+        return self._full
+
     async def _refuse_for_lack_of_room(self, entries: Sequence[_Entry], error: Full) -> None:
         """Nothing was written, and the state is as it was: whoever asks again is answered once there is room."""
-        if not self._full:
+        if self._full is None:
             log.error("log_full", reason=str(error))
-        self._full = True
-        message = f"the log's disk is full, and nothing was carried out: make room for Postgres ({error})"
-        refusal = Refusal(Code.UNAVAILABLE, message, FULL_RETRY_MS, {"reason": "disk_full"})
+        self._full = _no_room(error)
         for entry in entries:
-            await entry.respond(refusal)
+            await entry.respond(self._full)
 
     def _decided(self, entries: list[_Entry], known: dict[str, Reply]) -> tuple[Fleet, list[Recorded]]:
         """Decide each entry in order, from the committed state on; set its reply."""
@@ -192,7 +206,15 @@ class Desk:
             for entry in entries:
                 if entry.order.id in found:
                     entry.reply = answer(found[entry.order.id])
+        for entry in entries:
+            if isinstance(entry.order.body, EndRequests) and not entry.order.body.ends:
+                entry.reply = await self._still_full() or entry.reply
         await self._answer(entries)
+
+
+def _no_room(error: Full) -> Refusal:
+    message = f"the log's disk is full, and nothing was carried out: make room for Postgres ({error})"
+    return Refusal(Code.UNAVAILABLE, message, FULL_RETRY_MS, {"reason": DISK_FULL})
 
 
 def _fault(order: Order, error: Conflict) -> Refusal:

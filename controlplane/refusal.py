@@ -1,6 +1,7 @@
 """Refusals: a stable code, a sentence with both numbers, and what to do. Raised by decisions, answered by the desk."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -47,6 +48,10 @@ class Code(StrEnum):
     """The plane itself (decider, bus, log) does not answer; try again."""
     FAULT = "fault"
     """A mistake of the plane's own; its log has the details under the command's id."""
+
+
+DISK_FULL: Final = "disk_full"
+"""`reason` among the details of an UNAVAILABLE: the log finds no room on its disk."""
 
 
 class Refused(Exception):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from controlplane.commands import Admit, BeginReign, CloseGateway, OpenGateway, Order, Tick
+from controlplane.commands import Admit, BeginReign, CloseGateway, EndRequests, OpenGateway, Order, Tick
 from controlplane.decisions.draft import Decision, Draft
 from controlplane.events import GatewayClosed, GatewayOpened, ReignBegan, RequestAccepted, RequestQueued
 from controlplane.fleet import Fleet
@@ -32,7 +32,7 @@ def rule(fleet: Fleet, order: Order, now_ms: int) -> Decision:
             draft.emit(RequestAccepted(**fields))
             place = len(fleet.requests) + 1
             draft.emit(RequestQueued(request=body.request, model=body.model, code="slot_busy", reason="no slot", place=place))
-        case CloseGateway() | Tick():
+        case CloseGateway() | EndRequests(ends=()) | Tick():
             pass
         case _:
             raise Refused(Code.INVALID, "not in this test")

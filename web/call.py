@@ -179,7 +179,10 @@ class Call:
         )  # fmt: skip
 
     async def _interrupt(self, lost: Lost, attempt: Attempt, sink: Sink) -> Answer:
-        """Have a request whose instance is gone queued again, or failed."""
+        """Have a request whose instance is gone queued again, or failed; a caller who won't wait is told at once."""
+        if self._ask.patience_s == 0:
+            message = f"{lost.message}; the model has to come up again, and the caller won't wait"
+            raise ApiError(503, lost.code, message, retry_after_ms=NOT_UP_RETRY_MS)
         report = Interrupt(
             request=self.request, attempt=attempt.routed.attempt, sent_chars=attempt.chars if sink.sends else 0, code=lost.code,
             message=lost.message, prompt_tokens=attempt.prompt_tokens, completion_tokens=attempt.completion_tokens,

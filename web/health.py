@@ -12,7 +12,7 @@ from litestar import Request, Response, get
 from controlplane import ids
 from controlplane.bus import Bus
 from controlplane.commands import EndRequests, Order
-from controlplane.refusal import Refused
+from controlplane.refusal import DISK_FULL, Refused
 from controlplane.subjects import COMMAND_GATEWAY, STREAM
 from web.gateway import Gateway
 from web.plane_view import PlaneView
@@ -61,7 +61,7 @@ class Health:
         else:
             decider, lag = await asyncio.gather(self._decider(), self._lag())
             if decider is not None:
-                reasons.append(f"the decider does not answer: {decider}")
+                reasons.append(decider)
             if lag is None:
                 reasons.append("the event stream does not answer")
             elif lag > LAG_LIMIT:
@@ -73,12 +73,13 @@ class Health:
         return State(ready=not reasons, reasons=tuple(reasons), position=self._view.fleet.position, lag_events=lag)
 
     async def _decider(self) -> str | None:
-        """None, or why it doesn't answer. An empty batch of ends goes all the way through it and changes nothing."""
+        """None, or why nothing can be carried out. An empty batch of ends goes all the way through it and changes nothing."""
         order = Order(id=ids.new(ids.COMMAND), actor=self._gateway.actor, body=EndRequests(ends=()))
         try:
             await self._bus.command(COMMAND_GATEWAY, order, timeout_s=ANSWER_S)
         except Refused as refused:
-            return refused.message
+            full = refused.details.get("reason") == DISK_FULL
+            return refused.message if full else f"the decider does not answer: {refused.message}"
         return None
 
     async def _lag(self) -> int | None:

@@ -74,6 +74,10 @@ class Log(Protocol):
         """
         ...
 
+    async def room(self) -> None:
+        """Try to write as much as a large batch of events takes, and undo it. Raises Full."""
+        ...
+
     async def begin_reign(self, host: str, pid: int) -> int:
         """Raise the epoch and return it: from now on every append with an older one is refused."""
         ...

@@ -66,6 +66,9 @@ class MemoryLog:
                 raise CellHeld(f"cell {cell} of {device} is held by grant {held}")
         return holding
 
+    async def room(self) -> None:
+        """There always is."""
+
     async def begin_reign(self, host: str, pid: int) -> int:
         self._epoch += 1
         return self._epoch

@@ -19,6 +19,10 @@ AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceEr
 SNAPSHOTS_KEPT: Final = 3
 COLUMNS: Final = "position, stream, version, type, v, at, command, ordinal, operation, because, actor, trace, data::text"
 _APPEND: Final = f"select append({', '.join(f'${n}' for n in range(1, 20))})"
+_TRY_ROOM: Final = (
+    "create temporary table room on commit drop as select n, md5(n::text) || md5((n + 1)::text) from generate_series(1, 4000) n"
+)
+"""Half a MiB of new pages, on the disk where the events are."""
 _REFUSALS: Final = {"EH001": StaleEpoch, "EH002": HeadMoved, "EH004": Conflict}
 
 
@@ -69,6 +73,17 @@ class PostgresLog:
             return CellHeld(error.detail)
         repeated = await self.of_commands(list({event.command for event in events}))
         return Repeated(repeated) if repeated else Conflict(f"{error.args[0]}: {error.detail}")
+
+    async def room(self) -> None:
+        async with self._reading() as connection:
+            trying = connection.transaction()
+            await trying.start()
+            try:
+                await connection.execute(_TRY_ROOM, timeout=APPEND_S)
+            except asyncpg.DiskFullError as error:
+                raise Full(error.args[0]) from error
+            finally:
+                await trying.rollback()
 
     async def begin_reign(self, host: str, pid: int) -> int:
         async with self._reading() as connection:

@@ -53,12 +53,14 @@ class Callers:
 
     def __init__(self, plane: PlaneUnderTest) -> None:
         self.plane, self.answered, self.refused = plane, 0, list[dict[str, Any]]()
-        self._over = asyncio.Event()
+        self._over, self._asking = asyncio.Event(), asyncio.Event()
+        self._asking.set()
 
     async def ask(self) -> None:
         body = {"model": "alpha", "messages": [{"role": "user", "content": "x" * 2000}]}
         async with self.plane.rest() as client:
             while not self._over.is_set():
+                await self._asking.wait()
                 answer = await client.post("/v1/chat/completions", json=body)
                 if answer.status_code == 200:
                     self.answered += 1
@@ -67,8 +69,15 @@ class Callers:
                     self.refused.append(answer.json()["error"])
                 await asyncio.sleep(0.02)
 
+    def pause(self) -> None:
+        self._asking.clear()
+
+    def go_on(self) -> None:
+        self._asking.set()
+
     def stop(self) -> None:
         self._over.set()
+        self.go_on()
 
 
 @pytest.fixture(name="disks")
@@ -113,6 +122,11 @@ async def test_a_full_disk_refuses_and_loses_nothing(disks: tuple[PlaneUnderTest
 
         await plane.until(so, f"{count} more answers")
 
+    async def readiness() -> tuple[int, list[str]]:
+        async with plane.rest() as client:
+            said = await client.get("/readyz")
+        return said.status_code, said.json()["reasons"]
+
     async def streamed() -> str:
         async with plane.openai() as client:
             chat = [{"role": "user", "content": "y" * 30}]
@@ -132,7 +146,16 @@ async def test_a_full_disk_refuses_and_loses_nothing(disks: tuple[PlaneUnderTest
     assert "y" * 30 in await running
     assert {error["code"] for error in callers.refused} == {"unavailable"}
     assert "disk is full" in callers.refused[-1]["message"]
+    status, reasons = await readiness()
+    assert status == 503 and len(reasons) == 1 and "disk is full" in reasons[0] and "make room for Postgres" in reasons[0]
+    callers.pause()  # nobody writes any more: it finds out by itself
     log.empty()
+
+    async def ready() -> bool:
+        return (await readiness())[0] == 200
+
+    await plane.until(ready, "it is ready again")
+    callers.go_on()
     await more(5)
 
     # The data directory's: neither logs nor records of requests nor the bus can be written, and yet callers are served.

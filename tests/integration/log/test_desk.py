@@ -7,7 +7,7 @@ import pytest
 
 from controlplane import ids
 from controlplane.answer import Queued
-from controlplane.commands import Admit, BeginReign, CloseGateway, OpenGateway, Order, Tick
+from controlplane.commands import Admit, BeginReign, CloseGateway, EndRequests, OpenGateway, Order, Tick
 from controlplane.desk import Desk
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, fold
@@ -160,6 +160,32 @@ async def test_a_full_disk_refuses_everybody_and_ends_nobody(desk: Desk, twin: L
     assert desk.fleet is before
     assert not isinstance(await desk.submit(opened("gw_1")), Refusal)
     assert await twin.head() == desk.fleet.position
+
+
+async def test_whoever_asks_hears_that_the_disk_is_full_until_there_is_room_again(
+    twin: Log, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to write anything for that: who sends requests elsewhere while it is full would never do so."""
+    monkeypatch.setattr("controlplane.desk.FULL_LOOK_S", 0)
+
+    def asked() -> Order:
+        return Order(id=ids.new(ids.COMMAND), actor="gateway:gw_1", body=EndRequests(ends=()))
+
+    async def no_room(*_: object) -> None:
+        raise Full("could not extend file")
+
+    assert not isinstance(await desk.submit(asked()), Refusal)
+    with monkeypatch.context() as full:
+        full.setattr(commits(desk), "append", no_room)
+        full.setattr(twin, "room", no_room)
+        assert not isinstance(await desk.submit(asked()), Refusal), "nothing had to be written yet"
+        await desk.submit(opened("gw_1"))
+        for _ in range(2):
+            reply = await desk.submit(asked())
+            assert isinstance(reply, Refusal) and reply.details == {"reason": "disk_full"}
+    head = await twin.head()
+    assert not isinstance(await desk.submit(asked()), Refusal)
+    assert await twin.head() == head, "the try has left nothing behind"
 
 
 def opened(gateway: str) -> Order:

@@ -149,6 +149,25 @@ async def test_an_engine_that_dies_before_anything_was_sent_is_tried_once_more(h
     assert len(await house.events("RequestInterrupted")) == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("sent", [0, 1])
+async def test_who_will_not_wait_is_told_at_once_that_the_engine_has_died(house: House, stream: bool, sent: int) -> None:
+    """The worker has not even noticed: nothing is queued for him, and his request has one end."""
+    await warm(house)
+    house.node.script.fault = {"code": "engine_died", "message": "killed by signal 9"}
+    house.node.script.fault_after = sent
+    async with asyncio.timeout(5):
+        response = await house.client.post("/v1/chat/completions", json=BODY | {"stream": stream}, headers={"prefer": "wait=0"})
+    if stream:  # its 200 is out with the first word of the frontend
+        assert response.status_code == 200 and '"code":"engine_died"' in response.text.replace(" ", "")
+    else:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_died")
+        assert "killed by signal 9" in response.text and int(response.headers["retry-after"]) >= 1
+    await house.settled("RequestFinished", "RequestFailed")
+    assert not await house.events("RequestInterrupted")
+    assert (await house.events("RequestFailed"))[0].event.code == "engine_died"
+
+
 async def test_an_engine_that_dies_amid_a_stream_is_an_error_for_it(house: House) -> None:
     await warm(house)
     house.node.script.fault = {"code": "engine_died", "message": "killed by signal 9"}
