@@ -1,6 +1,7 @@
 """A whole plane on a machine with a GPU that is played: only the driver and vLLM's inside are stand-ins."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -10,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.events import ModelSetBack
+from controlplane.events import InstanceFailed, ModelSetBack
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from pool.client import PoolClient
 from tests.plane import PlaneUnderTest, grants_overlap, running
-from tests.standin.engine import GRAPHS
+from tests.standin.engine import DIES_ASLEEP, GRAPHS
 from tests.standin.install import install
 from tests.standin.room import Room, Taker
 from tests.tinymodels import tiny
@@ -75,12 +76,13 @@ async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, 
 
 
 async def test_the_pool_works_as_the_settings_say(plane: PlaneUnderTest) -> None:
+    await plane.inspected("one")  # all of the plane runs
     client = await PoolClient.connect(Path(plane.plane.pool_socket))
     described = await client.describe()
     await client.close()
     assert (described.budget_bytes, described.ready_limit_bytes, described.helpers) == (256 * MIB, 48 * MIB, False)
     assert described.ready_bytes <= 48 * MIB
-    words = "256 MiB for weights, 48 MiB of it may lie ready; each GPU is filled over its own link alone"
+    words = "256 MiB for weights, 48.0 MiB of it may lie ready; each GPU is filled over its own link alone"
     assert words in plane.cli("status").stdout
     assert words in plane.cli("doctor").stdout
 
@@ -136,6 +138,50 @@ async def test_a_skeleton_leaves_its_gpu_and_the_pool_fills_it_again_while_it_co
     assert names.index("take_cells") < min(names.index("fill"), names.index("cuda_restore"))
     assert max(names.index("fill"), names.index("cuda_restore")) < names.index("attach") < names.index("check")
     assert (await plane.fleet()).instances[up.instance].pid == up.pid
+
+
+async def test_a_sleep_lets_streams_end_and_counts_when_the_driver_agrees(plane: PlaneUnderTest, machine: Path) -> None:
+    """C08."""
+    body = {"model": "one", "prompt": "Tell me more", "max_tokens": 200, "temperature": 0, "stream": True}
+    alone = await streamed(plane, body)
+    await plane.until_fleet(lambda fleet: not fleet.requests, "its end is in the log")
+    before = await plane.head()
+    streams = [asyncio.create_task(streamed(plane, body)) for _ in range(8)]
+    await plane.until_fleet(lambda fleet: sum(i.running for i in fleet.instances.values()) == 8, "eight run")
+    done = await asyncio.to_thread(plane.cli, "sleep", "one")
+    assert done.returncode == 0, done.stderr
+    assert await asyncio.gather(*streams) == [alone] * 8, "none was cut"
+    await plane.until_fleet(lambda fleet: not fleet.requests, "their ends are in the log")
+    kinds = [one.type for one in await plane.events(after=before)]
+    assert kinds.count("RequestFinished") == 8 and not {"RequestFailed", "InstanceFailed"} & set(kinds)
+    beat = await beat_with(plane, lambda beat: not beat.owners[GPU].kv)
+    (asleep,) = [i for i in (await plane.fleet()).instances.values() if i.model == "one"]
+    assert asleep.rung is Rung.SLEEP and Room(machine).processes(GPU)[asleep.pid or 0] == asleep.bytes_used == 6 * MIB
+    assert not beat.owners[GPU].own_weights
+
+
+async def test_an_engine_that_dies_of_its_sleep_is_said_to_and_who_waits_is_served_by_the_next(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    """C08: its answer is no proof."""
+    first, before = await say(plane, "one"), await plane.head()
+    dies = machine / DIES_ASLEEP
+    dies.touch()
+    try:
+        await asyncio.to_thread(plane.cli, "sleep", "one")
+    finally:
+        dies.unlink()
+    (failed,) = [one.event for one in await plane.events("InstanceFailed", after=before)]
+    assert isinstance(failed, InstanceFailed)
+    assert (failed.step, failed.code) == ("sleep", "engine_died")
+    assert await say(plane, "one") == first
+    assert not await plane.events("RequestFailed", after=before)
+
+
+async def streamed(plane: PlaneUnderTest, body: dict[str, object]) -> str:
+    async with plane.rest() as client, client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: {")]
+    return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
 
 
 async def test_a_wake_that_finds_no_room_goes_back_to_a_clean_sleep_and_waits_until_others_have_gone(

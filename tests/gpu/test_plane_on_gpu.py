@@ -22,6 +22,9 @@ STANDIN = bool(os.environ.get("STANDIN"))
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 MIB = 1 << 20
 COLD_S = 180.0
+PROMPT = "Once upon a time"
+"""Sixteen bytes are sixteen ids: no whole block of a prefix cache."""
+CYCLES = 10
 pytestmark = pytest.mark.skipif(not STANDIN and find_spec("vllm") is None, reason="vLLM is not installed")
 _HOG = """
 import sys, torch
@@ -41,7 +44,7 @@ def settings(sources: dict[str, Path], kv: str) -> str:
     models = [
         f'[[model]]\nname = "{name}"\nsource = "{source}"\nengine = "vllm"\nshare = "1/2"\n'
         'idle = { sleep = "never", cold = "never" }\n'
-        f'arguments = {{ max_model_len = 256, kv_bytes = "{kv}", max_num_seqs = 8, prefix_caching = false }}\n'
+        f'arguments = {{ max_model_len = 256, kv_bytes = "{kv}", max_num_seqs = 8, prefix_caching = true }}\n'
         for name, source in sources.items()
     ]
     return '[node]\npool_bytes = "1GiB"\n\n' + "\n".join(models)
@@ -82,8 +85,8 @@ def stranger(work: Path, leaves: int) -> Iterator[int]:
         hog.kill()
 
 
-async def answered(plane: PlaneUnderTest, model: str, tokens: int = 16) -> tuple[int, str]:
-    body = {"model": model, "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0}
+async def answered(plane: PlaneUnderTest, model: str, tokens: int = 16, prompt: str = PROMPT) -> tuple[int, str]:
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     async with plane.rest() as client:
         answer = await client.post("/v1/completions", json=body, timeout=COLD_S)
     return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
@@ -104,6 +107,33 @@ async def test_siblings_answer_after_any_way_up_as_they_did_at_first(plane: Plan
     await asleep(plane)
     for name in ("b", "a"):
         assert await answered(plane, name) == first[name], "woken"
+
+
+async def test_a_sleep_lets_streams_end_first(plane: PlaneUnderTest) -> None:
+    """C08."""
+    first = await answered(plane, "a", 150)
+    asked = [asyncio.create_task(answered(plane, "a", 150)) for _ in range(8)]
+    await plane.until_fleet(lambda fleet: sum(i.running for i in fleet.instances.values()) == 8, "eight run")
+    done = await asyncio.to_thread(plane.cli, "sleep", "a")
+    assert done.returncode == 0, done.stderr
+    answers = await asyncio.gather(*asked)
+    assert {status for status, _ in answers} == {200}
+    assert {len(text) > 0 for _, text in answers} == {True}, "none was cut (in a batch bf16 breaks ties another way)"
+    await asleep(plane)
+    assert await answered(plane, "a", 150) == first
+
+
+async def test_a_prefix_that_was_cached_before_a_sleep_is_not_used_after_it(plane: PlaneUnderTest) -> None:
+    """C22: whatever the cache's index still held would lead into memory that is another's now."""
+    shared = "All of them begin with the same words, so many that they fill several blocks of the cache, and then: "
+    prompts = [f"{shared}{number}" for number in range(4)]
+    first = [await answered(plane, "a", prompt=prompt) for prompt in prompts]
+    assert {status for status, _ in first} == {200}
+    await asleep(plane)
+    first = [await answered(plane, "a", prompt=prompt) for prompt in prompts]  # each cycle's first one fills the cache
+    for _ in range(CYCLES):
+        plane.cli("sleep", "a")
+        assert [await answered(plane, "a", prompt=prompt) for prompt in prompts] == first
 
 
 async def test_a_stranger_with_all_the_memory_is_named_and_the_skeleton_sleeps_on(plane: PlaneUnderTest, work: Path) -> None:

@@ -80,3 +80,14 @@ def test_a_skeleton_that_started_without_weights_brings_any(scene: Scene) -> Non
         engine.tell(Attach(pool_socket=str(scene.socket), weight_set=parts.sets["a"]))
         engine.tell(Wake(model="a"))
         assert engine.generate(64).ids == parts.tokens["a"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_climb_of_a_30b_takes_its_bytes_time_and_little_more(tmp_path: Path, device: gpus.Gpu) -> None:
+    """N24's time. (That nothing is pinned on the way of a wake: tests/integration/pool/test_devices.py.)"""
+    rows = measure(_setting("30b", tmp_path, device), [], [], None)
+    assert not [part for part in rows["parts"].values() if "failed" in part]
+    cycle, bus = rows["parts"]["cycles a"]["median"], rows["parts"]["bus"]["bytes_per_s"][0]
+    goal_ms = swapreport.OVER_COPY * cycle["bytes_copied"][0] / bus * 1000 + swapreport.CYCLE_MS
+    assert cycle["cycle_ms"][0] <= goal_ms, rows["parts"]["cycles a"]

@@ -32,6 +32,8 @@ LETTERS = 94
 CHECK = "check"
 GRAPHS = 3
 """Captured by its start, and never again."""
+DIES_ASLEEP = "dies-asleep"
+"""While a file of this name is beside the devices' files, engines die of being put to sleep."""
 
 
 class VllmEngine:
@@ -140,6 +142,8 @@ class VllmEngine:
 
     def sleep(self) -> None:
         self._must_rest()
+        if (place() / DIES_ASLEEP).exists():
+            os._exit(139)
         self._kv.give(self._kv.size)
         self._awake = False
 
