@@ -56,8 +56,7 @@ def status(context: click.Context, every: bool, json: bool) -> None:
             _processes(processes)
         if found:
             _devices(found["devices"], found["nodes"])
-            if held is not None:
-                click.echo(f"pool: {pool_words(Plane.read(data))}\n")
+            click.echo(f"pool: {pool_words(Plane.read(data))}\n" if held is not None else "")
             rows = [model_row(one) for one in found["models"]]
             table("model", "state", "waiting", "running", "note", rows=rows, empty="no models")
         if trouble:

@@ -8,6 +8,7 @@ reason waits, and is told both numbers and whose memory it is. What runs is left
 from controlplane.decisions.needs import device_bytes, held_bytes, sure_bytes, wanted
 from controlplane.fleet.members import Device, Model
 from controlplane.fleet.state import Fleet
+from controlplane.quantities import human_bytes, need_and_limit
 
 NAMED = 4
 """Processes in a sentence; the largest ones."""
@@ -31,14 +32,18 @@ def hindrance(fleet: Fleet, model: Model) -> str | None:
     if not spoilt:
         return None
     best = max(spoilt, key=lambda device: (device.usable_bytes, device.name))
+    need, left = need_and_limit(sure_bytes(fleet, model), best.usable_bytes)
     return (
-        f"{model.model} needs {sure_bytes(fleet, model)} bytes of {best.name}, and {best.usable_bytes} of its "
-        f"{best.size_bytes} are left by processes that are not this plane's: {users(best)}; it starts when they have gone"
+        f"{model.model} needs {need} of {best.name}, and {left} of its {human_bytes(best.size_bytes)} are left by processes "
+        f"that are not this plane's: {users(best)}; it starts when they have gone"
     )
 
 
 def users(device: Device) -> str:
     """Who has it, and how many bytes each."""
-    named = [f"pid {one.pid}{f' ({one.name})' if one.name else ''} has {one.size_bytes}" for one in device.foreign[:NAMED]]
+    named = [
+        f"pid {one.pid}{f' ({one.name})' if one.name else ''} has {human_bytes(one.size_bytes)}"
+        for one in device.foreign[:NAMED]
+    ]
     more = len(device.foreign) - NAMED
     return ", ".join(named) + (f", and {more} more" if more > 0 else "")

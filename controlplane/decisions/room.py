@@ -17,7 +17,7 @@ from controlplane.fleet.members import Instance, Model, WeightSet
 from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.fleet.weights import parts
-from controlplane.quantities import need_and_limit
+from controlplane.quantities import human_bytes, need_and_limit
 from controlplane.rungs import Rung
 
 
@@ -66,7 +66,11 @@ def _on_device(draft: Draft, model: Model, plan: Plan, board: Board, asked: Aske
             return None  # nothing there could make room: the worker measures, and says so with both numbers
         _bar(others, model.model, board, asked)
     needs, has = need_and_limit(need, device.size_bytes)
-    beside = f", {device.usable_bytes} beside memory that is not this plane's: {users(device)}" if device.foreign else ""
+    beside = (
+        f", {human_bytes(device.usable_bytes)} beside memory that is not this plane's: {users(device)}"
+        if device.foreign
+        else ""
+    )
     return f"{model.model} needs {needs} of {device.name} ({has}{beside}); others there have to leave first"
 
 

@@ -25,7 +25,7 @@ def test_what_does_not_fit_beside_others_waits_with_both_numbers_and_starts_when
     story = with_models(plane(), spec("a", size=600)).when(strangers(OTHER)).then("ForeignMemoryFound")
     story.when(admit("req_1", "a")).then("RequestAccepted", ("RequestQueued", {"code": "foreign_memory"}))
     said = reason(story, "req_1")
-    assert "needs 600 bytes of cpu0" in said and "500 of its 800 are left" in said and "pid 4711 (python) has 300" in said
+    assert "needs 600 B of cpu0" in said and "500 B of its 800 B are left" in said and "pid 4711 (python) has 300 B" in said
     story.when(Tick(), after_ms=1000).then_nothing()
     story.when(strangers()).then("ForeignMemoryGone", *CLIMB, ("RequestQueued", {"code": "climbing"}))
     story.report_up("a")
@@ -67,7 +67,7 @@ def test_who_is_idle_leaves_for_it_where_that_makes_enough_room() -> None:
     story.when(admit("req_1", "b"), after_ms=5)
     away = ("InstanceDirected", {"instance": idle, "victim_of": "b"})
     story.then("RequestAccepted", away, ("RequestQueued", {"code": "making_room"}))
-    assert "500 beside memory that is not this plane's: pid 4711 (python) has 300" in reason(story, "req_1")
+    assert "500 B beside memory that is not this plane's: pid 4711 (python) has 300 B" in reason(story, "req_1")
     story.report_slept(idle)
     assert story.instance_of("b").device == "dev0"
 
@@ -91,7 +91,7 @@ def test_who_will_not_wait_hears_the_reason_at_once() -> None:
     story = with_models(plane(), spec("a", size=600)).given(strangers(OTHER))
     story.when(replace(admit("req_1", "a"), wait=False)).then_refused(Code.BUSY)
     assert story.refused is not None
-    assert "pid 4711 (python) has 300" in story.refused.message and story.refused.retry_after_ms
+    assert "pid 4711 (python) has 300 B" in story.refused.message and story.refused.retry_after_ms
     assert not story.fleet.requests
 
 
@@ -105,7 +105,7 @@ def test_who_has_waited_long_enough_is_told_why() -> None:
 def test_a_move_into_it_is_refused_with_both_numbers() -> None:
     story = with_models(plane(devices=2), spec("a", size=600)).bring_up("a").given(strangers(OTHER, device="dev1"))
     story.when(Move(what="a", device="cpu1")).then_refused(Code.NO_ROOM, need_bytes=600, limit_bytes=500)
-    assert story.refused is not None and "pid 4711 (python) has 300" in story.refused.message
+    assert story.refused is not None and "pid 4711 (python) has 300 B" in story.refused.message
 
 
 def test_a_gang_takes_the_devices_that_are_its_own() -> None:
