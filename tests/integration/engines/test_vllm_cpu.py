@@ -25,7 +25,7 @@ from tests.tinymodels import tiny
 from worker.engines.messages import Check, Checked, Sleep, State, Wake
 from worker.holderlink import HolderLink
 from worker.holdermessages import Held
-from worker.images import criu
+from worker.images import bulk, criu
 from worker.instancedir import InstanceDir
 
 pytestmark = [pytest.mark.vllm_cpu, pytest.mark.timeout(300)]
@@ -87,9 +87,9 @@ async def answer(link: HolderLink) -> tuple[int, ...]:
 
 
 async def test_vllm_comes_back_from_disk_several_times_at_once_with_the_same_tokens(
-    house: House, python: str, tmp_path: Path
+    house: House, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N18; C22 for the way over the disk."""
+    """N18; C22 for the way over the disk. By CRIU alone first, then with the bulk of its memory filled beside it."""
     program = criu.find(house.images)
     if program is None or criu.probe(program).refusal:
         pytest.skip("no CRIU that works here")
@@ -114,7 +114,11 @@ async def test_vllm_comes_back_from_disk_several_times_at_once_with_the_same_tok
     for kind in "iq":  # as vLLM's buffers hold ids
         assert struct.pack(f"<{len(PROMPT)}{kind}", *PROMPT) not in pages, "a caller's ids are in the image"
 
+    monkeypatch.setattr(bulk, "LEAST_BYTES", 1)
     for round_ in range(3):
+        if round_ == 1:
+            left = sum(path.stat().st_size for path in image.glob("pages-*.img"))
+            assert bulk.lift(image, held.inner_pid, where.parent) > left * 3 / 4
         began = time.monotonic()
         links = [await house.hold(f"ins_{round_}_{nth}") for nth in range(2)]
         restores = (link.restore(str(program), image, pid=held.inner_pid, place=held.park_in, deadline_s=60) for link in links)
