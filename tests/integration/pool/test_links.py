@@ -99,14 +99,17 @@ def house(build: Callable[..., House]) -> House:
     return build()
 
 
-def test_half_goes_through_the_neighbour_and_every_byte_arrives(house: House) -> None:
+def test_about_half_goes_through_the_neighbour_and_every_byte_arrives(build: Callable[..., House]) -> None:
+    """Not quite half: a link that is done takes over what the other, whose ring had to be made first, has not begun."""
+    house = build(FAKE_CUDA_BYTES_PER_S="5e8")
     attachment = house.attach()
     assert attachment.filled is not None
     assert attachment.filled.path == "links"
     own, other = attachment.filled.shards
     assert (own.via, other.via) == (FIRST, SECOND)
     assert own.copied_bytes + other.copied_bytes == sum(SIZES)
-    assert abs(own.copied_bytes - other.copied_bytes) <= 34 * MIB
+    assert own.copied_bytes >= sum(SIZES) // 2 - 34 * MIB
+    assert other.copied_bytes >= 32 * MIB
     assert house.arrived(attachment)
     assert attachment.release() is not None
 
