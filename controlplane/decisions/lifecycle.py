@@ -155,9 +155,6 @@ def failed(draft: Draft, report: ReportFailed) -> None:
     if instance.node != report.node or directive is None or report.directive > directive.number:
         raise _stale(report)
     lose(draft, instance, step=report.step, code=report.code, message=report.message)
-    asked = draft.fleet.operations.get(directive.operation or "")
-    if asked is not None and asked.kind in ("checkpoint", "save", "move"):
-        fail(draft, asked, report.code, report.message)  # for a sleep or a stop, gone is good enough
     if directive.rung is Rung.UP and not instance.directive_settled and directive.model is not None:
         set_back(
             draft, directive.model, directive.revision, code=report.code, message=report.message, operation=directive.operation
@@ -177,6 +174,9 @@ def lose(draft: Draft, instance: Instance, *, step: str, code: str, message: str
         operation=operation, because=directive.number if directive else None,
     )  # fmt: skip
     _return_grant(draft, instance, operation)
+    asked = draft.fleet.operations.get(operation or "")
+    if asked is not None and asked.kind in ("sleep", "checkpoint", "save", "move"):
+        fail(draft, asked, code, message)  # a stop has what it wanted; a load may find another instance
 
 
 def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str, operation: str | None = None) -> None:

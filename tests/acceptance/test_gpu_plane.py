@@ -168,9 +168,10 @@ async def test_an_engine_that_dies_of_its_sleep_is_said_to_and_who_waits_is_serv
     dies = machine / DIES_ASLEEP
     dies.touch()
     try:
-        await asyncio.to_thread(plane.cli, "sleep", "one")
+        told = await asyncio.to_thread(plane.cli, "sleep", "one")
     finally:
         dies.unlink()
+    assert told.returncode != 0 and "engine_died" in told.stdout + told.stderr
     (failed,) = [one.event for one in await plane.events("InstanceFailed", after=before)]
     assert isinstance(failed, InstanceFailed)
     assert (failed.step, failed.code) == ("sleep", "engine_died")

@@ -13,6 +13,7 @@ from controlplane.commands import (
     ReportStaged,
     Retry,
     Sleep,
+    Stop,
     Tick,
 )
 from controlplane.events import InstanceDirected, ModelSetBack
@@ -206,6 +207,21 @@ def test_the_death_of_what_was_up_sets_nothing_back() -> None:
     story = with_models(plane(), spec("a")).bring_up("a")
     story.when(failure(story, code="engine_died")).then(("InstanceFailed", {"rung": Rung.UP}), "GrantReturned")
     story.when(admit("req_1")).then("RequestAccepted", "InstanceCreated", "GrantGiven", "InstanceDirected", "RequestQueued")
+
+
+def test_a_sleep_that_the_engine_did_not_survive_has_failed() -> None:
+    story = with_models(plane(), spec("a")).bring_up("a").given(Sleep(model="a"))
+    story.when(failure(story, code="engine_died")).then(
+        ("InstanceFailed", {"rung": Rung.UP}), "GrantReturned",
+        ("OperationFailed", {"kind": "sleep", "code": "engine_died"}),
+    )  # fmt: skip
+
+
+def test_a_stop_has_what_it_wanted_however_the_engine_went() -> None:
+    story = with_models(plane(), spec("a")).bring_up("a").given(Stop(model="a"))
+    story.when(failure(story, code="engine_died")).then(
+        "InstanceFailed", "GrantReturned", ("OperationSucceeded", {"kind": "stop"})
+    )
 
 
 def test_a_skeleton_is_measured_anew_only_when_it_differs() -> None:
