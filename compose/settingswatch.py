@@ -45,6 +45,9 @@ class SettingsWatch:
         self._running: NodeSettings | None = None
         """What the first of them said of the node: that is what runs."""
         self._said = ""
+        self._told: NodeLimits | None = None
+        """As the decider has them from this file; None: nothing was applied yet."""
+        self._unkept = False
 
     async def apply(self, settings: Settings) -> None:
         """Send models and limits to the decider, which applies the difference. Raises Refused."""
@@ -63,11 +66,23 @@ class SettingsWatch:
                     if refused.code is not Code.UNAVAILABLE:
                         raise
                     await asyncio.sleep(0.1)  # the decider is on its way up; the same order gets one answer
-        now = structs.replace(self._plane, **structs.asdict(limits))
-        if now != self._plane:
-            self._plane = now
-            await asyncio.to_thread(now.write)
+        self._told = limits
+        await self._keep()
         self._tell_later(self._running, settings.node)
+
+    async def _keep(self) -> None:
+        """Write the limits down for the worker that starts next. On a full disk they count all the same; it is tried again."""
+        now = structs.replace(self._plane, **structs.asdict(self._told)) if self._told is not None else self._plane
+        if now == self._plane:
+            return
+        try:
+            await asyncio.to_thread(now.write)
+        except OSError as error:
+            if not self._unkept:
+                log.error("limits_not_kept", data=now.data, reason=str(error))
+            self._unkept = True
+        else:
+            self._plane, self._unkept = now, False
 
     def _tell_later(self, running: NodeSettings, written: NodeSettings) -> None:
         """Say which lines of the file are not what runs, once for each set of them."""
@@ -81,6 +96,7 @@ class SettingsWatch:
         """Apply the file whenever it differs from `seen`; for ever."""
         while True:
             await asyncio.sleep(POLL_S)
+            await self._keep()
             now = stamp(self.path)
             if now == seen or now is None:  # not there: it is being replaced, or was taken away; the models stay
                 continue

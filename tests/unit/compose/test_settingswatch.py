@@ -169,5 +169,29 @@ async def test_limits_count_at_once_and_the_next_worker_reads_them(tmp_path: Pat
     assert said == []
 
 
+async def test_limits_that_cannot_be_kept_count_all_the_same_and_are_kept_once_they_can(
+    tmp_path: Path, bus: FakeBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full, say: the plane goes on."""
+    path, full = tmp_path / "e.toml", True
+    path.write_text(MODEL.format("a"))
+    write = Plane.write
+
+    def fails(plane: Plane) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        write(plane)
+
+    task = await watched(path, bus, [])
+    monkeypatch.setattr(Plane, "write", fails)
+    for quota in ("2GiB", "3GiB"):
+        path.write_text(f'[images]\nquota = "{quota}"\n' + MODEL.format("a"))
+        await until(lambda: bus.applied)
+        bus.applied.clear()
+    full = False
+    await until(lambda: Plane.read(tmp_path).image_quota_bytes == 3 << 30)
+    await end(task)
+
+
 def test_every_line_of_a_node_has_its_name_in_the_file_or_counts_at_once() -> None:
     assert {*settingswatch.KEYS, *NodeLimits.__struct_fields__} == set(NodeSettings.__struct_fields__)
