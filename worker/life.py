@@ -130,6 +130,7 @@ class Life:
     async def _hello(self, keepers: list[Keeper]) -> None:
         plane = self._plane
         pool = await self._pool()
+        limits = await asyncio.to_thread(Plane.read, Path(plane.data))  # they may have changed since this process began
         hello = Hello(
             node=plane.node, address=plane.node_address, incarnation=self._incarnation, boot=processes.boot_id(),
             pool_budget_bytes=pool.budget_bytes if pool else plane.pool_bytes,
@@ -138,7 +139,7 @@ class Life:
             weight_sets=tuple(known.weight_set for known in pool.sets) if pool else (),
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
             no_checkpoint=await asyncio.to_thread(able.hindrance),
-            image_quota_bytes=plane.image_quota_bytes, image_pins=plane.image_pins, checkpoint_bytes=plane.checkpoint_bytes,
+            image_quota_bytes=limits.image_quota_bytes, image_pins=limits.image_pins, checkpoint_bytes=limits.checkpoint_bytes,
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
         answer = await _insist(lambda: self._bus.command(subjects.command_node(plane.node), order))
