@@ -55,8 +55,10 @@ def unable(fleet: Fleet, instance: Instance) -> str | None:
 
 
 def below(draft: Draft, instance: Instance, code: str, *, victim_of: str | None = None, operation: str | None = None) -> None:
-    """Direct one that sleeps, or is at `checkpoint`, past that rung: to disk where its image is good, else to its end."""
-    if any(image.state == "ok" for image in images.of(draft.fleet, instance)):
+    """Direct one that sleeps, or is at `checkpoint`, past that rung: to disk where its image can be used, else to its end."""
+    if images.hindrance(draft.fleet, instance) is None and any(
+        image.state == "ok" for image in images.of(draft.fleet, instance)
+    ):
         assert images.save(draft, instance, code, victim_of=victim_of, operation=operation)
     else:
         descent.direct(draft, instance, Rung.COLD, code, victim_of=victim_of, operation=operation)

@@ -10,6 +10,8 @@ from controlplane.commands import (
     Checkpoint,
     End,
     EndRequests,
+    ImageFound,
+    InstanceFound,
     Load,
     Move,
     RegisterModel,
@@ -253,6 +255,20 @@ def test_a_sleeper_in_the_way_goes_past_the_host_where_it_has_no_room() -> None:
     bare.given(Sleep(model="a")).report_slept(name, bytes_used=200)
     bare.when(Load(model="big"))
     assert bare.directive(name)[1].rung is Rung.COLD
+
+
+def test_no_engine_goes_to_an_image_that_its_node_can_no_longer_use() -> None:
+    story = house(size=HALF)
+    name = story.instance_of("a").instance
+    saved(story, name).bring_up("a")
+    story.given(Checkpoint(model="a")).report_checkpointed(name, host_bytes=70)
+    there = InstanceFound(name, Rung.CHECKPOINT, None, None)
+    again = hello(
+        incarnation="inc_2", no_images="CRIU is gone", instances=(there,), images=(ImageFound("img_1", "cfg_fake:a", 10),)
+    )
+    story.given(again)
+    assert story.fleet.images["img_1"].state == "ok"
+    limited(story, 10).when(Tick()).then(("InstanceDirected", {"instance": name, "rung": Rung.COLD}))
 
 
 def test_idle_past_its_time_without_room_it_goes_to_disk_where_that_is_asked_for_or_sleeps_on() -> None:
