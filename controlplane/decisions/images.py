@@ -200,7 +200,7 @@ def _place(fleet: Fleet, instance: Instance, model: Model | None) -> GrantGiven 
     if (count := cells(fleet, model, device)) is None or (slot := place(fleet, {device.device: count})) is None:
         return None
     others = [i for i in fleet.instances.values() if on(fleet, i, device.device) and i.instance != instance.instance]
-    if device_bytes(fleet, model, device) + sum(held_bytes(fleet, i, device.device) for i in others) > device.size_bytes:
+    if device_bytes(fleet, model, device) + sum(held_bytes(fleet, i, device.device) for i in others) > device.usable_bytes:
         return None
     return GrantGiven(
         node=instance.node, device=device.device, instance=instance.instance, offset=slot.offset, cells=slot.cells

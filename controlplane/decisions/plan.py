@@ -36,7 +36,7 @@ def plan(fleet: Fleet, model: Model, board: Board, *, overdue: bool = False) -> 
         or _switch(fleet, mates, sizes, board, overdue=overdue)
         or _restore(fleet, model, open_, board)
         or _create(fleet, open_, board)
-        or _evict(fleet, mates, sizes, board, overdue=overdue)
+        or _evict(fleet, model, sizes, board, overdue=overdue)
     )
 
 
@@ -83,18 +83,27 @@ def _create(fleet: Fleet, sizes: dict[str, int], board: Board) -> Plan | None:
     return Plan(slot=slot) if slot else None
 
 
-def _evict(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], board: Board, *, overdue: bool) -> Plan | None:
-    """Rank every block that no earlier plan needs; the first is the plan."""
-    warm = {i.device for i in mates if i.rung is Rung.SLEEP}
+def _evict(fleet: Fleet, model: Model, sizes: dict[str, int], board: Board, *, overdue: bool) -> Plan | None:
+    """Rank every block that no earlier plan needs; the first is the plan.
+
+    Beside others' memory those who stay may leave no bytes for it, whichever cells they hold: then any block waits for them.
+    """
+    assert model.facts is not None
+    warm = {i.device for i in fleet.instances.values() if i.configuration == model.facts.configuration and i.rung is Rung.SLEEP}
     grants: dict[str, list[Grant]] = {}
     for grant in fleet.grants.values():
         grants.setdefault(grant.device, []).append(grant)
     ranked: list[tuple[tuple[int | str | bool, ...], Plan]] = []
     for device, count in sizes.items():
+        holders = [fleet.instances[grant.instance] for grant in grants.get(device, ())]
+        staying = [i for i in holders if not standing.leaving(i) and not standing.evictable(fleet, i, overdue=overdue)]
+        stuck = foreign.crowded(fleet, model, device, staying)
         for slot in blocks(device, count):
             if slot.mask & board.reserved.get(device, 0):
                 continue
-            inside = [fleet.instances[g.instance] for g in grants.get(device, ()) if slot.mask & mask(g.offset, g.cells)]
+            inside = [
+                fleet.instances[g.instance] for g in grants.get(device, ()) if stuck or slot.mask & mask(g.offset, g.cells)
+            ]
             gone = [i for i in inside if standing.leaving(i)]
             victims = [i for i in inside if standing.evictable(fleet, i, overdue=overdue) and i.instance not in board.kept]
             busy = [i for i in inside if i not in gone and i not in victims]

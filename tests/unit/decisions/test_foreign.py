@@ -2,11 +2,12 @@
 
 from msgspec.structs import replace
 
-from controlplane.commands import Load, Move, ReportForeign, Sleep, Tick
+from controlplane.commands import Load, Move, ReportForeign, Save, Sleep, Tick
 from controlplane.decisions.limits import QUEUE_DEADLINE_MS
 from controlplane.decisions.needs import wanted
 from controlplane.events import Outsider, RequestFailed
 from controlplane.refusal import Code
+from controlplane.rungs import Rung
 from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
 from tests.unit.decisions.test_schedule import CLIMB, admit
 
@@ -72,6 +73,28 @@ def test_who_is_idle_leaves_for_it_where_that_makes_enough_room() -> None:
     assert story.instance_of("b").device == "dev0"
 
 
+def test_an_idle_one_leaves_elsewhere_before_a_busy_one_beside_others_is_waited_for() -> None:
+    story = with_models(plane(devices=2), spec("a", size=400), spec("b", size=400), spec("c", size=800))
+    story.bring_up("a").bring_up("c").given(admit("req_1", "a")).given(strangers(OTHER))
+    idle = story.instance_of("c")
+    assert (story.instance_of("a").device, idle.device) == ("dev0", "dev1")
+    story.when(admit("req_2", "b"), after_ms=5).then(
+        "RequestAccepted", ("InstanceDirected", {"instance": idle.instance, "victim_of": "b"}), "RequestQueued"
+    )
+    story.report_slept(idle.instance)
+    assert story.instance_of("b").device == "dev1"
+
+
+def test_nobody_leaves_beside_one_who_stays_and_leaves_no_room() -> None:
+    """a is idle, but b, which runs, and the stranger have too much even without it."""
+    story = with_models(plane(), spec("a", size=400), spec("b", size=200), spec("c", size=400)).bring_up("a").bring_up("b")
+    story.given(admit("req_1", "b")).given(strangers(OTHER))
+    story.when(admit("req_2", "c"), after_ms=5).then("RequestAccepted", ("RequestQueued", {"code": "slot_busy"}))
+    assert "b runs 1 request" in reason(story, "req_2")
+    story.when(strangers(Outsider(pid=4711, size_bytes=200)))
+    assert story.directive(story.instance_of("a").instance)[1].victim_of == "c", "now that is enough"
+
+
 def test_nobody_leaves_for_what_would_not_fit_then_either() -> None:
     story = with_models(plane(), spec("a", size=400), spec("b", size=600)).bring_up("a").given(strangers(OTHER))
     story.when(admit("req_1", "b"), after_ms=5).then("RequestAccepted", ("RequestQueued", {"code": "foreign_memory"}))
@@ -112,6 +135,21 @@ def test_a_gang_takes_the_devices_that_are_its_own() -> None:
     story = with_models(plane(devices=3, kind="gpu"), spec("g", size=1200, gpus=2, gpu=True)).given(strangers(OTHER))
     story.when(Load(model="g"))
     assert set(story.instance_of("g").devices) == {"dev1", "dev2"}
+
+
+def test_a_gang_that_waits_is_told_of_the_device_that_it_does_not_fit_on() -> None:
+    story = with_models(plane(devices=2, kind="gpu"), spec("g", size=1200, gpus=2, gpu=True))
+    story.given(strangers(Outsider(pid=7, size_bytes=10), device="dev1")).given(strangers(OTHER))
+    story.when(admit("req_1", "g")).then("RequestAccepted", ("RequestQueued", {"code": "foreign_memory"}))
+    assert "500 B of its 800 B are left" in reason(story, "req_1") and "pid 4711" in reason(story, "req_1")
+
+
+def test_no_place_for_the_proof_of_an_image_is_given_in_it() -> None:
+    story = with_models(plane(), spec("a", size=600)).bring_up("a").given(Sleep(model="a"))
+    name = story.instance_of("a").instance
+    story.report_slept(name, bytes_used=50).given(strangers(OTHER))
+    story.when(Save(model="a")).then("OperationRequested")
+    story.given(strangers()).when(Tick()).then("GrantGiven", ("InstanceDirected", {"instance": name, "rung": Rung.SAVED}))
 
 
 def test_what_nobody_has_measured_yet_assumes_no_more_than_others_leave() -> None:
