@@ -88,16 +88,18 @@ def fill(
     """
     begun = time.monotonic()
     steps = plan(gpu, slabs)
-    journey = Journey(gpu, routes, pace)
-    blocks: dict[int, Block] = {}
-    fds: dict[int, int] = {}
     making = making or Making()
     ready = list(itertools.takewhile(lambda step: not step.register, steps))
-    early = ahead([step.size_bytes for step in ready], journey.bytes_per_s, making.beside_s)
+    blocks: dict[int, Block] = {}
+    fds: dict[int, int] = {}
+    journey = Journey(gpu, routes, pace)
 
-    def make(step: Step) -> None:
+    def make(step: Step) -> float:
+        """Seconds that it took."""
+        at = time.monotonic()
         block = blocks[step.segment] = gpu.create(step.size_bytes, journey.writers)
         fds[step.segment] = gpu.export(block)
+        return time.monotonic() - at
 
     def send(step: Step) -> None:
         part = slabs.parts[step.segment]
@@ -106,16 +108,17 @@ def fill(
         journey.send(blocks[step.segment], part)
 
     try:
+        early = ahead([step.size_bytes for step in ready], journey.bytes_per_s, making.beside_s)
         for step in steps[:early]:
             make(step)
-        off = time.monotonic()
         for step in steps[:early]:
             send(step)
+        beside_s = 0.0  # without what sending takes: a copy that is slowed for a neighbour waits there
         for step in steps[early:]:
-            make(step)
+            beside_s += make(step)
             send(step)
         if len(ready) == len(steps):
-            making.saw(early, len(steps) - early, time.monotonic() - off)
+            making.saw(early, len(steps) - early, beside_s)
         count = range(len(slabs.parts))
         exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers))
         made_s = time.monotonic() - begun
@@ -162,12 +165,18 @@ def _undo(journey: Journey, made: OnDevice) -> None:
 
 
 def free(gpu: Gpu, made: OnDevice) -> int:
-    """Bytes given back."""
+    """Bytes given back. Raises OSError for the first block that did not go; all others went."""
     for fd in made.fds:
         os.close(fd)
     made.fds.clear()
     freed = sum(block.size for block in made.blocks)
+    failures: list[OSError] = []
     for block in made.blocks:
-        gpu.destroy(block)
+        try:
+            gpu.destroy(block)
+        except OSError as error:
+            failures.append(error)
     made.blocks.clear()
+    if failures:
+        raise failures[0]
     return freed

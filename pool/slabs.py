@@ -76,17 +76,17 @@ class Slabs:
 
     def map(self, fds: Sequence[int], sizes: Sequence[int], there: Mapping[int, Slab]) -> None:
         """`there`: segments that are mapped already. Raises OSError; nothing is mapped then."""
+        mapped: list[Slab] = []
         try:
             for number, (fd, size) in enumerate(zip(fds, sizes, strict=True)):
-                self.parts.append(there.get(number) or Slab(map_shared(_writable(fd), size), size))
+                if (part := there.get(number)) is None:
+                    mapped.append(part := Slab(map_shared(_writable(fd), size), size))
+                self.parts.append(part)
         except OSError:
-            self.unmap()
+            for part in mapped:  # the others are pinned, and whoever has them goes on with them
+                unmap(part.address, part.size)
+            self.parts.clear()
             raise
-
-    def unmap(self) -> None:
-        for part in self.parts:
-            unmap(part.address, part.size)
-        self.parts.clear()
 
 
 def _writable(fd: int) -> int:

@@ -1,8 +1,17 @@
 """What is done to fill a device, and in which order."""
 
+import ctypes
+import os
+from collections.abc import Iterator
+
 import pytest
 
-from pool.fill import RESERVE_BYTES, plan
+from pool import fill as filling
+from pool.fill import RESERVE_BYTES, OnDevice, fill, free, plan
+from pool.gpu import Block
+from pool.making import Making
+from pool.mapping import map_shared, unmap
+from pool.pace import Pace
 from pool.residency import Refused
 from pool.slabs import Slab, Slabs
 from tests.fakegpu import FakeGpu
@@ -37,3 +46,72 @@ def test_segments_that_a_device_cannot_hold_are_refused() -> None:
     with pytest.raises(Refused) as refused:
         plan(FakeGpu(), slabs(Slab(0, 4096)))
     assert refused.value.refusal.code == "bad_layout"
+
+
+def test_a_block_that_does_not_go_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    blocks = [gpu.create(2 * MIB) for _ in range(3)]
+    destroy = gpu.destroy
+
+    def fails_once(block: Block) -> None:
+        if block is blocks[0]:
+            raise OSError(719, "cuMemUnmap")
+        destroy(block)
+
+    monkeypatch.setattr(gpu, "destroy", fails_once)
+    with pytest.raises(OSError, match="cuMemUnmap"):
+        free(gpu, OnDevice(list(blocks), [gpu.export(block) for block in blocks]))
+    assert list(gpu.blocks.values()) == [blocks[0]]
+    destroy(blocks[0])
+
+
+class Clock:
+    """Stands still but while a copy is slowed."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_what_a_slowed_copy_waits_is_not_taken_for_what_memory_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, making, clock, size = FakeGpu(), Making(), Clock(), 2 * MIB
+    source = ctypes.create_string_buffer(size)
+    seen: list[tuple[int, int, float]] = []
+    there: list[OnDevice] = []
+    monkeypatch.setattr(filling, "time", clock)
+    monkeypatch.setattr(making, "saw", lambda *what: seen.append(what))
+    given = slabs(*[Slab(ctypes.addressof(source), size, pinned=size) for _ in range(40)])
+    fill(gpu, given, there.append, making=making, pace=Pace(size, clock=clock.monotonic, wait=clock.wait))
+    assert clock.now == pytest.approx(39)
+    ((early, beside, seconds),) = seen
+    assert (early + beside, seconds) == (40, 0)
+    free(gpu, there[0])
+
+
+@pytest.fixture
+def pinned() -> Iterator[Slab]:
+    fd = os.memfd_create("segment")
+    os.ftruncate(fd, 4096)
+    slab = Slab(map_shared(fd, 4096), 4096, pinned=4096)
+    yield slab
+    unmap(slab.address, slab.size)
+
+
+def test_a_set_that_cannot_be_mapped_leaves_alone_what_is_pinned(pinned: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[int] = []
+
+    def mapped(fd: int, size: int) -> int:
+        if size > 4096:
+            raise OSError(12, "no more addresses")
+        return fd
+
+    monkeypatch.setattr("pool.slabs.map_shared", mapped)
+    monkeypatch.setattr("pool.slabs.unmap", lambda address, size: gone.append(address))
+    monkeypatch.setattr("pool.slabs._writable", lambda fd: fd)
+    with pytest.raises(OSError, match="no more addresses"):
+        slabs().map((1, 2, 3), (4096, 4096, 8192), {0: pinned})
+    assert gone == [2]
