@@ -140,7 +140,14 @@ class Journey:
     def __init__(self, gpu: Gpu, routes: Sequence[Route], pace: Pace = FREE) -> None:
         """pace: of the device's own link."""
         self.gpu, self._pace = gpu, pace
-        self._helpers = [Helper(route.helper, route.stop) for route in routes if route.helper is not None]
+        self._helpers: list[Helper] = []
+        try:
+            for route in routes:
+                if route.helper is not None:
+                    self._helpers.append(Helper(route.helper, route.stop))
+        except RuntimeError:  # no more threads: those that have begun would wait for ever, with their rings
+            self.abandon()
+            raise
         self._dealer = Dealer([route.share for route in routes] or [1.0])
         self.writers = tuple(helper.device for helper in self._helpers)
         self.bytes_per_s = routes[0].bytes_per_s / routes[0].share if routes else LINK_BYTES_PER_S

@@ -169,3 +169,18 @@ def test_a_fill_of_a_helper_stops_its_help_and_asks_nobody_who_is_busy(pair) -> 
     with routes.chosen(other, 1 << 30) as third:
         assert [route.helper for route in third] == [None, one]
         assert not third[1].stop.is_set()
+
+
+def test_a_helper_without_a_thread_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, one, other = FakeGpu(), FakeGpu(uuid="GPU-one"), FakeGpu(uuid="GPU-other")
+    start = threading.Thread.start
+
+    def full(thread: threading.Thread) -> None:
+        if thread.name.endswith(other.uuid):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Journey(target, (Route(None, 0.4), Route(one, 0.3), Route(other, 0.3)))
+    wait_for(lambda: not one.rings)
