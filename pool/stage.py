@@ -66,7 +66,7 @@ def copy(source: Source, layout: Layout, draft: Draft, progress: Progress, *, re
             _unchanged(file, state)
         order = sorted(range(len(layout.tensors)), key=lambda number: _turn(layout.tensors[number]))
         with Windows(draft) as windows, ThreadPoolExecutor(readers + 1, thread_name_prefix="pool-reader") as pool:
-            pool.submit(windows.open, dict.fromkeys(layout.tensors[number].segment for number in order))
+            pool.submit(windows.open, dict.fromkeys(layout.tensors[number].segment for number in order), progress)
             work = [pool.submit(_copy_tensor, files, layout.tensors[number], windows, draft.fds, progress) for number in order]
             digests = dict(zip(order, _results(work, progress.cancel), strict=True))
         for file, fd in zip(source.files, files, strict=True):
@@ -99,10 +99,11 @@ class Windows:
         for address, size in self._mapped:
             unmap(address, size)
 
-    def open(self, order: Iterable[int]) -> None:
-        """All of them, the first that are needed first."""
+    def open(self, order: Iterable[int], progress: Progress) -> None:
+        """All of them, the first that are needed first; no more once nobody wants the bytes."""
         try:
             for number in order:
+                progress.advance(0)
                 self._draft.allocate(number)
                 self._opened[number].set_result(self._open(number))
         except Exception as error:  # nobody may wait for ever
@@ -111,7 +112,7 @@ class Windows:
                     future.set_exception(error)
 
     def __getitem__(self, segment: int) -> memoryview | None:
-        """Once it is there: its bytes, or None where a mapping does not pay. Raises OSError (no room)."""
+        """Once it is there: its bytes, or None where a mapping does not pay. Raises OSError (no room), Cancelled."""
         return self._opened[segment].result()
 
     def _open(self, number: int) -> memoryview | None:

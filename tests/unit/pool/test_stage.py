@@ -116,3 +116,14 @@ def test_a_mapping_starts_on_a_huge_page_and_leaves_nothing_beside_it() -> None:
     for address, size in places:
         unmap(address, size)
     assert Path("/proc/self/maps").read_text().count("\n") <= before + 1
+
+
+def test_a_staging_that_nobody_waits_for_takes_no_more_memory(tmp_path: Path, source: Source) -> None:
+    layout = lay_out(source.entries, segment_bytes=3 * MIB)
+    draft = Arena(tmp_path).begin(layout.segments, {})
+    progress = stage.Progress()
+    progress.cancel()
+    with pytest.raises(stage.Cancelled):
+        stage.copy(source, layout, draft, progress)
+    assert draft.missing_bytes == layout.size_bytes
+    draft.discard()
