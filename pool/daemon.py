@@ -33,6 +33,8 @@ _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 SWITCH_S = 0.0005
 """For so long a thread that computes keeps the interpreter from one that comes back from the driver, as a copy's does some five
 times a segment: at Python's own 5 ms a hundred calls of 1 ms beside one busy thread took 1.24 s, at this 0.28."""
+LEAST_SHARE = 0.1
+"""Of a link's rate, for a copy beside a neighbour: 16 GB take 3 s then."""
 log = logging.getLogger("pool")
 
 
@@ -89,12 +91,18 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--forget", action="store_true", help="free all sets at the end")
     parser.add_argument("--gpus", action="store_true", help="hold sets on this machine's GPUs, too")
     parser.add_argument(
-        "--beside-decoding", type=float, default=BESIDE_DECODING, metavar="SHARE",
+        "--beside-decoding", type=_share, default=BESIDE_DECODING, metavar="SHARE",
         help="of a link's rate that a copy takes while another engine decodes on its device (%(default)s; 1: all of it)",
     )  # fmt: skip
     parser.add_argument("--no-helpers", dest="helpers", action="store_false", help="fill a GPU over its own link alone")
     parser.add_argument("--no-shared-memory", dest="shared_memory", action="store_false", help="keep segments in the directory")
     return parser.parse_args(arguments)
+
+
+def _share(text: str) -> float:
+    if not (share := float(text)) >= LEAST_SHARE:  # also what is no number
+        raise argparse.ArgumentTypeError(f"{text} of a link's rate is less than {LEAST_SHARE}: a wake would hardly move")
+    return share
 
 
 async def _run(listener: socket.socket, root: Path, options: argparse.Namespace) -> None:

@@ -42,6 +42,11 @@ class Device:
             return "it is on its way"
         return "its copy failed" if resident.filled.exception() is not None else None
 
+    def serves_others(self, newcomer: str) -> bool:
+        """Whether engines have weights there, whoever brought them, that are not the newcomer's."""
+        there = any(one.holders for name, one in self.residents.items() if name != newcomer)
+        return there or any(one.holders for one in self.former) or any(self.left.values())
+
     def leave(self, resident: Resident) -> bool:
         """It is not handed out any more. True: its memory is to be freed, by whoever asked."""
         known = resident in self.former or self.residents.get(resident.weight_set) is resident

@@ -165,7 +165,7 @@ class Devices:
         def tell(made: OnDevice) -> None:
             loop.call_soon_threadsafe(exported.set_result, made)
 
-        neighbours = any(one.holders for name, one in device.residents.items() if name != slabs.weight_set)
+        neighbours = device.serves_others(slabs.weight_set)
 
         def work() -> Filled:
             pace = pace_beside(device.lane.gpu, self._share) if neighbours else FREE

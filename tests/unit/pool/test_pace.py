@@ -1,10 +1,14 @@
 """Copies beside a neighbour that decodes: how fast, and when they are slowed at all."""
 
+import asyncio
 import ctypes
 
 import pytest
 
+from pool.daemon import _options
+from pool.device import Device, Resident
 from pool.journey import Journey
+from pool.lane import Lane
 from pool.pace import FREE, Pace, pace_beside
 from pool.slabs import Slab
 from tests.fakegpu import MIB, FakeGpu
@@ -64,3 +68,27 @@ def test_pieces_of_a_journey_are_paced_and_all_arrive() -> None:
     assert clock.now - 100 == pytest.approx(2.0), "three pieces of 32 MiB, the first at once"
     assert ctypes.string_at(block.address, size) == source.raw
     gpu.destroy(block)
+
+
+@pytest.mark.parametrize("share", ["0", "-1", "nan", "0.09"])
+def test_a_share_at_which_nothing_would_move_is_refused(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _options(["--socket", "s", "--directory", "d", "--budget", "1", "--beside-decoding", share])
+    assert "less than 0.1" in capsys.readouterr().err
+
+
+async def test_neighbours_are_all_who_have_weights_there_and_nobody_else() -> None:
+    lane, loop = Lane(FakeGpu()), asyncio.get_running_loop()
+    device = Device(lane, 1 << 30)
+    resident = Resident("ws_a", loop.create_future(), loop.create_future(), holders=1)
+    device.residents["ws_a"] = resident
+    assert (device.serves_others("ws_a"), device.serves_others("ws_b")) == (False, True)
+    resident.holders = 0
+    assert not device.serves_others("ws_b")
+    device.left["ws_c", 1 << 20] += 1
+    assert device.serves_others("ws_b"), "an engine that maps what a dead daemon brought decodes, too"
+    device.left["ws_c", 1 << 20] -= 1
+    device.former.add(resident)
+    resident.holders = 1
+    assert device.serves_others("ws_a"), "a copy of the same name that was found corrupt is another's memory"
+    await lane.close()
