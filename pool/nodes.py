@@ -1,7 +1,9 @@
 """Where the daemon has put what: plans are carried out here, and what the kernel does not let us do is told, not hidden."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from pool import numa
 from pool.numa import MemoryNode
@@ -35,8 +37,12 @@ class Nodes:
     def nodes(self) -> tuple[MemoryNode, ...]:
         return self._read()
 
-    def plan(self, sizes: Sequence[int], device: str | None) -> tuple[int | None, ...]:
-        return (None,) * len(sizes) if self._why else placed(sizes, device, self.topology, self._read())
+    def plan(self, sizes: Sequence[int], device: str | None, ready: Mapping[int | None, int]) -> tuple[int | None, ...]:
+        """ready: node -> bytes there that have been taken from it and make room for these."""
+        if self._why:
+            return (None,) * len(sizes)
+        nodes = [msgspec.structs.replace(node, free_bytes=node.free_bytes + ready.get(node.number, 0)) for node in self._read()]
+        return placed(sizes, device, self.topology, nodes)
 
     def prefer(self, fd: int, size: int, node: int | None) -> None:
         """Before pages are touched. Whatever the kernel says, they can be touched: only their place is then its own choice."""

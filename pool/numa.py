@@ -7,6 +7,7 @@ to the file (Documentation/admin-guide/mm/numa_memory_policy.rst there): whoever
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 from collections import Counter
@@ -18,6 +19,7 @@ import msgspec
 from pool.mapping import PAGE, map_shared, unmap
 
 SYSFS = Path("/sys/devices/system/node")
+STATUS = Path("/proc/self/status")
 _CALLS = {"x86_64": (237, 279), "aarch64": (235, 239)}
 """mbind, move_pages."""
 _PREFERRED = 1
@@ -33,17 +35,29 @@ class MemoryNode(msgspec.Struct, frozen=True, kw_only=True):
     """With what the page cache gives back at once."""
 
 
-def read_nodes(sysfs: Path = SYSFS) -> tuple[MemoryNode, ...]:
-    """Those that have memory, by number; none where the kernel does not tell."""
+def read_nodes(sysfs: Path = SYSFS, status: Path = STATUS) -> tuple[MemoryNode, ...]:
+    """Those that have memory which this process may use, by number; none where the kernel does not tell."""
     found = []
+    allowed = _allowed(status)
     for path in sysfs.glob("node[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # taken out meanwhile
+        if allowed is not None and int(path.name[4:]) not in allowed:
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):  # taken out meanwhile
             lines = (path / "meminfo").read_text().splitlines()
             told = {line.split(":")[0].split()[-1]: int(line.split()[3]) << 10 for line in lines}
             if told["MemTotal"]:
                 free = told["MemFree"] + told["Inactive(file)"]
                 found.append(MemoryNode(number=int(path.name[4:]), total_bytes=told["MemTotal"], free_bytes=free))
     return tuple(sorted(found, key=lambda node: node.number))
+
+
+def _allowed(status: Path) -> frozenset[int] | None:
+    """Nodes that this process's cpuset (a container's, say) leaves to it; None: the kernel does not tell."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in status.read_text().splitlines() if line.startswith("Mems_allowed_list:"))
+        ranges = [part.partition("-") for part in line.split()[1].split(",")]
+        return frozenset(node for first, _, last in ranges for node in range(int(first), int(last or first) + 1))
+    return None
 
 
 def _call(number: int, what: str, *arguments: object) -> None:
@@ -54,8 +68,8 @@ def _call(number: int, what: str, *arguments: object) -> None:
 
 def _numbers() -> tuple[int, int]:
     calls = _CALLS.get(platform.machine())
-    if calls is None:
-        raise OSError(38, f"mbind's number on {platform.machine()} is not known here")
+    if calls is None or _LONG_BITS != 64:  # a process of 32 bits has other numbers
+        raise OSError(errno.ENOSYS, f"mbind's number on {platform.machine()} is not known here")
     return calls
 
 
@@ -68,7 +82,7 @@ def prefer(address: int, size: int, node: int) -> None:
     mask = (ctypes.c_ulong * words)()
     mask[-1] = 1 << node % _LONG_BITS
     _call(
-        _numbers()[0], "mbind", ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_int(_PREFERRED), mask,
+        _numbers()[0], "mbind", ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_ulong(_PREFERRED), mask,
         ctypes.c_ulong(words * _LONG_BITS + 1), ctypes.c_uint(0),
     )  # fmt: skip
 

@@ -51,6 +51,14 @@ class Ready:
         return sum(spare.size for spare in self._spares)
 
     @property
+    def node_bytes(self) -> Counter[int | None]:
+        """Memory node -> bytes that lie ready there."""
+        found = Counter[int | None]()
+        for spare in self._spares:
+            found[spare.node] += spare.size
+        return found
+
+    @property
     def pinned_bytes(self) -> int:
         return sum(spare.slab.pinned for spare in self._spares if spare.slab is not None)
 
@@ -83,7 +91,9 @@ class Ready:
         found = matched(self._spares, sizes, planned)
         for spare in found.values():
             self._spares.remove(spare)
-        for far in [one for one in self._spares if one.node is not None and one.size in sizes and one.node not in planned]:
+        anywhere = None in planned or not planned
+        near = {*planned, None}
+        for far in [one for one in self._spares if not anywhere and one.size in sizes and one.node not in near]:
             await self._shed(far)  # it would count as what is wanted, and be refused each time
         fresh = sum(size for number, size in enumerate(sizes) if number not in found)
         while self._spares and (self.size_bytes > free_bytes or fresh > await asyncio.to_thread(self._arena.room)):

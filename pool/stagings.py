@@ -103,7 +103,7 @@ class Stagings:
 
         device: on whose memory node it shall lie.
         """
-        planned = self.arena.nodes.plan(sizes, device)
+        planned = self.arena.nodes.plan(sizes, device, self.ready.node_bytes)
         draft = self.arena.begin(sizes, gaps(sizes, covered))
         self.drafts.add(draft)
         try:

@@ -76,10 +76,13 @@ def test_nodes_are_read_with_what_they_have_left(tmp_path: Path) -> None:
         lines = {"MemTotal": total, "MemFree": total // 2, "Inactive(file)": 100}
         (path / "meminfo").write_text("".join(f"Node {number} {name}:  {size} kB\n" for name, size in lines.items()))
     (tmp_path / "node3").mkdir()
-    assert read_nodes(tmp_path) == (
-        MemoryNode(number=0, total_bytes=1 * MIB, free_bytes=(512 + 100) << 10),
-        MemoryNode(number=10, total_bytes=2 * MIB, free_bytes=(1024 + 100) << 10),
-    )
+    small = MemoryNode(number=0, total_bytes=1 * MIB, free_bytes=(512 + 100) << 10)
+    large = MemoryNode(number=10, total_bytes=2 * MIB, free_bytes=(1024 + 100) << 10)
+    status = tmp_path / "status"
+    assert read_nodes(tmp_path, status) == (small, large), "a kernel without cpusets"
+    for allowed, found in (("0-3,10", (small, large)), ("0", (small,)), ("2-10", (large,))):
+        status.write_text(f"Name:\tpool\nMems_allowed:\tff\nMems_allowed_list:\t{allowed}\n")
+        assert read_nodes(tmp_path, status) == found, "a container has what its cpuset leaves it"
 
 
 def two() -> tuple[MemoryNode, ...]:
@@ -99,18 +102,18 @@ def test_a_kernel_that_refuses_is_told_of_and_asked_no_more(file: int, monkeypat
 
     monkeypatch.setattr(numa, "prefer_file", refuses)
     nodes = Nodes(for_second(), read=two)
-    assert (nodes.state, nodes.plan((SIZE,), "GPU-1")) == ("placed", (1,))
+    assert (nodes.state, nodes.plan((SIZE,), "GPU-1", {})) == ("placed", (1,))
     for _ in range(2):
         nodes.prefer(file, SIZE, 1)
     assert asked == [1]
     assert nodes.state == "not placed: [Errno 1] mbind: Operation not permitted"
-    assert nodes.plan((SIZE,), "GPU-1") == (None,)
+    assert nodes.plan((SIZE,), "GPU-1", {}) == (None,)
 
 
 def test_one_node_and_files_on_a_disk_are_left_to_the_kernel(file: int) -> None:
     assert Nodes(for_second(), read=lambda: two()[:1]).state == "one node"
     on_disk = Nodes(for_second(), in_memory=False, read=two)
-    assert (on_disk.state, on_disk.plan((SIZE,), "GPU-1")) == ("not placed: segments lie in files on a disk", (None,))
+    assert (on_disk.state, on_disk.plan((SIZE,), "GPU-1", {})) == ("not placed: segments lie in files on a disk", (None,))
     assert on_disk.found([file], [SIZE]) == ()
 
 
@@ -120,7 +123,7 @@ def test_a_draft_asks_for_its_segments_places_before_it_takes_memory(tmp_path: P
     arena = Arena(tmp_path)
     arena.nodes = Nodes(for_second(), read=two)
     draft = arena.begin((SIZE, MIB), {})
-    draft.use({}, arena.nodes.plan((SIZE, MIB), "GPU-1"))
+    draft.use({}, arena.nodes.plan((SIZE, MIB), "GPU-1", {}))
     for number in range(2):
         draft.allocate(number)
     assert told == [(0, SIZE, 1), (0, MIB, 1)]
@@ -131,3 +134,10 @@ def test_memory_that_lies_ready_on_another_node_is_not_taken() -> None:
     far, near, anywhere = (Spare(Path(), -1, SIZE, dirty=False, node=node) for node in (0, 1, None))
     assert matched([far, near, anywhere], (SIZE,) * 3, (1, 1, 1)) == {0: near, 1: anywhere}
     assert matched([far], (SIZE,), (None,)) == {0: far}
+
+
+def test_memory_that_lies_ready_on_a_node_is_room_there() -> None:
+    full = tuple(MemoryNode(number=number, total_bytes=64 * GIB, free_bytes=free) for number, free in ((0, 32 * GIB), (1, 0)))
+    nodes = Nodes(for_second(), read=lambda: full)
+    assert nodes.plan((8 * GIB, 8 * GIB), "GPU-1", {}) == (0, 0)
+    assert nodes.plan((8 * GIB, 8 * GIB), "GPU-1", {1: 10 * GIB, None: 8 * GIB}) == (1, 0)

@@ -38,3 +38,21 @@ async def test_memory_that_can_not_grow_lies_ready_again(tmp_path: Path, monkeyp
     assert os.fstat(found[0].fd).st_size == 2 * MIB, "its descriptor is open: it was not the draft's to close"
     os.close(found[0].fd)
     await ready.close()
+
+
+async def test_memory_on_a_node_that_is_not_wanted_goes_and_where_nothing_is_planned_it_stays(tmp_path: Path) -> None:
+    (tmp_path / READY).mkdir()
+    for number in range(3):
+        with (tmp_path / READY / str(number)).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * MIB)
+    arena = Arena(tmp_path)
+    ready = Ready(arena, Devices(arena, Way()), Way(), lambda: 6 * MIB)
+    ready.start(())
+    for number, spare in enumerate(ready._spares):
+        spare.node = min(number, 1)
+    assert ready.node_bytes == {0: 2 * MIB, 1: 4 * MIB}
+    for planned, left in (((), 4 * MIB), ((None,), 2 * MIB), ((0,), 0)):
+        for spare in (await ready.claim((2 * MIB,), planned, free_bytes=8 * MIB)).values():
+            os.close(spare.fd)
+        assert ready.size_bytes == left
+    await ready.close()
