@@ -9,10 +9,10 @@ def count() -> None:
     """From now on. Twice is fine."""
     import torch  # noqa: PLC0415 - a rank is asked before anything else of it is there
 
-    graph: Any = torch.cuda.CUDAGraph
-    if getattr(graph.capture_end, "counts", False):
+    graph: Any = getattr(torch.cuda, "CUDAGraph", None)
+    end = getattr(graph, "capture_end", None)
+    if end is None or getattr(end, "counts", False):  # None: a torch without them; 0 is what is told then
         return
-    end = graph.capture_end
 
     def capture_end(self: Any, *arguments: Any, **more: Any) -> Any:
         found = end(self, *arguments, **more)

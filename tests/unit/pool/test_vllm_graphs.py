@@ -30,5 +30,12 @@ def test_each_capture_that_succeeds_counts_once(monkeypatch: pytest.MonkeyPatch)
     assert vllm_graphs.captured() - before == 3
 
 
+def test_a_torch_without_graphs_has_captured_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = vllm_graphs.captured()
+    monkeypatch.delattr(torch.cuda, "CUDAGraph")
+    vllm_graphs.count()
+    assert vllm_graphs.captured() == before
+
+
 def test_torch_has_what_is_counted() -> None:
     assert callable(torch.cuda.CUDAGraph.capture_end)
