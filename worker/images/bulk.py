@@ -17,30 +17,21 @@ import structlog
 from msgspec import Struct
 
 from worker.images import records, refill
+from worker.images.pages import PAGE, Pages, Run, copied
 from worker.images.records import RecordsUnknown
 
 LEAST_BYTES: Final = 512 << 20
 """Less than this is not worth a process of its own: with two threads some 450 MB took as long either way."""
-PAGE: Final = 4096
 # What CRIU writes: fields by their numbers (mm_entry, core_entry, thread_core_entry, file_entry), what a mapping is by CRIU's
-# bits and by mmap(2)'s flags (NORESERVE: malloc's arenas), seals, bits of a list of pages.
+# bits and by mmap(2)'s flags (NORESERVE: malloc's arenas), seals.
 _VMAS, _THREAD_CORE, _RSEQ, _MEMFD = 14, 5, 15, 20
 _HEAP, _PLAIN, _SHARED = 1 << 5, 1 << 0 | 1 << 9, 1 << 0 | 1 << 7 | 1 << 14
 _WRITE, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x2, 0x02, 0x20, 0x4000
 _MAP_SHARED, _SEALED = 0x1, 0x08 | 0x10
-_LAZY, _PRESENT = 1 << 1, 1 << 2
 _PUNCH: Final = 0x02 | 0x01
 """fallocate(2): make a hole and keep the size."""
 
 log = structlog.get_logger("images")
-
-
-class Run(Struct, frozen=True):
-    """Bytes that follow one another, in memory and in a file; whole pages."""
-
-    start: int
-    size: int
-    offset: int
 
 
 class Place(Struct, frozen=True):
@@ -59,31 +50,30 @@ class Area(Struct, frozen=True):
     at: int
 
 
-class _Pages(Struct, frozen=True):
-    """A list of pages and where their bytes are."""
+class _Lift(Struct, frozen=True):
+    """All that is to be done to a dump, decided before any of it is touched."""
 
-    path: Path
-    head: bytes
-    first: bytes
-    runs: list[Run]
-    bytes_in: Path
+    own: Pages
+    kept: list[Run]
+    shared: list[Pages]
+    """Of areas."""
+    bulk: list[Run]
 
-    @staticmethod
-    def read(path: Path) -> "_Pages":
-        head, (first, *entries) = records.read(path)
-        return _Pages(path, head, first, list(_runs(entries)), path.parent / f"pages-{records.numbers(first)[1]}.img")
-
-    def keep(self, kept: list[Run]) -> None:
-        """Leave CRIU these alone. Both files become new ones; other names of the old ones keep what was written."""
-        left = self.bytes_in.with_suffix(".new")
-        with self.bytes_in.open("rb") as source, left.open("wb") as target:
-            for run in kept:
-                source.seek(run.offset)
-                target.write(source.read(run.size))
-        listed = self.path.with_suffix(".new")
-        records.write(listed, self.head, [self.first, *map(_entry, kept)])
-        left.rename(self.bytes_in)
-        listed.rename(self.path)
+    def carry_out(self, directory: Path, pid: int) -> None:
+        """Raises OSError: the dump is neither the one nor the other then, and good for nothing."""
+        store = directory / f"bulk-{pid}.img"
+        self.own.bytes_in.rename(store)
+        self.own.keep(self.kept, store)
+        _punch(store, self.kept)
+        with store.open("ab") as target:
+            for pages in self.shared:
+                whole = pages.bytes_in.with_suffix(".whole")
+                pages.bytes_in.rename(whole)
+                with whole.open("rb") as source:
+                    copied(source, 0, pages.size, target)
+                pages.keep([Run(pages.runs[0].start, PAGE, 0)], whole)  # a list of no page at all would be new to CRIU
+                whole.unlink()
+        (directory / f"bulk-{pid}.map").write_bytes(table(self.bulk))
 
 
 def lift(directory: Path, pid: int, work: Path) -> int:
@@ -95,33 +85,33 @@ def lift(directory: Path, pid: int, work: Path) -> int:
     if os.statvfs(work).f_flag & os.ST_NOEXEC or not refill.possible():
         return 0
     try:
-        return _lift(directory, pid)
-    except (RecordsUnknown, KeyError, ValueError) as unknown:
+        planned = _planned(directory, pid)
+    except (RecordsUnknown, FileNotFoundError, KeyError, ValueError) as unknown:
         log.warning("image_left_whole", directory=str(directory), reason=repr(unknown))
         return 0
-
-
-def _lift(directory: Path, pid: int) -> int:
-    own = _Pages.read(directory / f"pagemap-{pid}.img")
-    if own.bytes_in.stat().st_size < LEAST_BYTES:
+    if planned is None:
         return 0
+    planned.carry_out(directory, pid)
+    return sum(run.size for run in planned.bulk)
+
+
+def _planned(directory: Path, pid: int) -> _Lift | None:
+    """None: there is too little of it."""
+    own = Pages.read(directory / f"pagemap-{pid}.img")
+    if own.size < LEAST_BYTES:
+        return None
     places = list(memory(directory / f"mm-{pid}.img"))
-    bulk, kept = divide(own.runs, places, sorted(set(_areas_of_threads(directory))))
+    bulk, kept = divide(own.runs, places, sorted(set(areas_of_threads(directory))))
     if sum(run.size for run in bulk) < LEAST_BYTES or not kept:
-        return 0
-    areas = [(area, _Pages.read(directory / f"pagemap-shmem-{area.shared}.img")) for area in shared(directory, pid)]
-    store = directory / f"bulk-{pid}.img"
-    os.link(own.bytes_in, store)
-    own.keep(kept)
-    _punch(store, kept)
-    with store.open("ab") as target:
-        for area, pages in areas:
-            if seen := shown(area, pages.runs, target.tell()):
-                bulk += seen
-                target.write(pages.bytes_in.read_bytes())
-                pages.keep([Run(pages.runs[0].start, PAGE, 0)])  # a list of no page at all would be new to CRIU
-    (directory / f"bulk-{pid}.map").write_bytes(table(bulk))
-    return sum(run.size for run in bulk)
+        return None
+    areas, end = list[Pages](), own.size
+    for area in shared(directory, pid):
+        pages = Pages.read(directory / f"pagemap-shmem-{area.shared}.img")
+        if seen := shown(area, pages.runs, end):
+            bulk += seen
+            areas.append(pages)
+            end += pages.size
+    return _Lift(own, kept, areas, bulk)
 
 
 def memory(path: Path) -> Iterator[Place]:
@@ -201,23 +191,7 @@ def table(bulk: list[Run]) -> bytes:
     return struct.pack(f"<{len(words)}Q", *words)
 
 
-def _runs(entries: list[bytes]) -> Iterator[Run]:
-    offset = 0
-    for entry in entries:
-        known = records.numbers(entry)
-        if known.get(3) or known.get(4, _PRESENT) & ~_LAZY != _PRESENT:
-            raise RecordsUnknown(f"the pages at {known[1]:#x} are not in this image")
-        size = known.get(5, known[2]) * PAGE
-        yield Run(known[1], size, offset)
-        offset += size
-
-
-def _entry(run: Run) -> bytes:
-    pages = run.size // PAGE
-    return records.message([(1, run.start), (2, pages), (4, _PRESENT), (5, pages)])
-
-
-def _areas_of_threads(directory: Path) -> Iterator[int]:
+def areas_of_threads(directory: Path) -> Iterator[int]:
     """Pages that the kernel writes to as long as a thread lives (rseq): by the time of the refill it has begun to."""
     for path in directory.glob("core-*.img"):
         _, (core, *_) = records.read(path)

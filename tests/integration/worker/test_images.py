@@ -30,6 +30,7 @@ from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker.images import bulk, criu
 from worker.images.fingerprint import Fingerprint
+from worker.images.store import ImageBroken
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -105,6 +106,14 @@ async def test_the_bulk_of_the_memory_comes_back_beside_criu(house: Plant, monke
         filled = int((house.directory(again.instance).path / "refilled").read_text())
         assert size[f"bulk-{made.pid}.img"] * 0.8 < filled <= size[f"bulk-{made.pid}.img"]
         await save(house, "a")
+    assert set(bulk.areas_of_threads(path)), "each thread has pages that the kernel writes to"
+    for name in (f"bulk-{made.pid}.img", f"bulk-{made.pid}.map"):
+        flip(path / name)
+        with pytest.raises(ImageBroken, match=name) as broken:
+            house.worker.images.store.verify(made)
+        assert broken.value.code == "image_corrupt"
+        flip(path / name)
+    house.worker.images.store.verify(made)
 
 
 @pytest.mark.slow
@@ -327,11 +336,16 @@ async def test_a_quota_lets_the_least_valuable_go_and_spares_the_pinned(plane: P
 
 
 def flip(path: Path) -> None:
-    with (path / "pages-1.img").open("r+b") as file:
-        file.seek(5000)
+    middle = path.stat().st_size // 2
+    with path.open("r+b") as file:
+        file.seek(middle)
         byte = file.read(1)
-        file.seek(5000)
+        file.seek(middle)
         file.write(bytes([byte[0] ^ 1]))
+
+
+def corrupt(path: Path) -> None:
+    flip(path / "pages-1.img")
 
 
 def truncate(path: Path) -> None:
@@ -349,7 +363,7 @@ def garble_manifest(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
-        (flip, "image_corrupt"), (truncate, "image_truncated"), (lose_manifest, "manifest_missing"),
+        (corrupt, "image_corrupt"), (truncate, "image_truncated"), (lose_manifest, "manifest_missing"),
         (garble_manifest, "manifest_broken"),
     ],
 )  # fmt: skip

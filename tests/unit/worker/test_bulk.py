@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.images import bulk, criu, records, refill
-from worker.images.bulk import PAGE, Run
+from worker.images import bulk, criu, pages, records, refill
+from worker.images.pages import PAGE, Run
 from worker.images.records import RecordsUnknown
 
 HEAD = struct.pack("<II", 0x54564319, 0x56084025)
@@ -148,13 +148,41 @@ def test_a_shared_area_that_is_sealed_or_not_seen_whole_stays_with_criu(tmp_path
 
 def test_what_is_not_understood_is_left_as_it_was(tmp_path: Path) -> None:
     for entries in ([entry(0x20000, 8, 5)], [entry(0x20000, 8), b"\x0b"]):
-        dump = Dump(tmp_path, [area(0x20000, 8)], [entry(0x20000, 8)])
+        Dump(tmp_path, [area(0x20000, 8)], [entry(0x20000, 8)])
         records.write(tmp_path / f"pagemap-{PID}.img", HEAD, [records.message([(1, 5)]), *entries])
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         assert bulk.lift(tmp_path, PID, tmp_path) == 0
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
         assert not criu.refill_script(tmp_path, PID, tmp_path / "script", tmp_path / "mark")
-        del dump
+
+
+@pytest.mark.parametrize("number", [5, 9])
+def test_a_dump_with_less_or_more_bytes_than_its_list_names_is_left_as_it_was(tmp_path: Path, number: int) -> None:
+    """A page less, and every page after it would come to a wrong place. Nothing is touched before all of it is known."""
+    Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8), area(0x40000, 4, 0x4081, flags=0x1)],
+         [entry(0x10000, 1), entry(0x20000, 8)])  # fmt: skip
+    file = records.message([(1, 18), (2, 7)]) + within(20, records.message([(1, 7), (5, 3)]))
+    records.write(tmp_path / "files.img", HEAD, [file])
+    records.write(tmp_path / "memfd.img", HEAD, [records.message([(4, 4 * PAGE), (5, 99), (6, 1), (7, 3)])])
+    records.write(tmp_path / "pagemap-shmem-99.img", HEAD, [records.message([(1, 9)]), entry(0, 4)])
+    (tmp_path / "pages-9.img").write_bytes(bytes(4 * PAGE))
+    bytes_in = tmp_path / f"pages-{number}.img"
+    whole = bytes_in.stat().st_size
+    for size in (whole - PAGE, whole + PAGE):
+        os.truncate(bytes_in, size)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert bulk.lift(tmp_path, PID, tmp_path) == 0
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_copy_whose_source_ends_too_early_fails(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(PAGE + 1))
+    with (
+        (tmp_path / "short").open("rb") as source,
+        (tmp_path / "copy").open("wb") as target,
+        pytest.raises(OSError, match="4095"),
+    ):
+        pages.copied(source, 0, 2 * PAGE, target)
 
 
 def test_where_no_refill_would_work_all_is_left_to_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
