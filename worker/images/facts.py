@@ -14,12 +14,14 @@ from blake3 import blake3
 import pool
 import worker.engines
 from worker import gpus
+from worker.images import bulk, pages, refill
 from worker.images.criu import Criu
 from worker.images.fingerprint import Fingerprint, MappedFile
 
 LIBRARIES: Final = {
     "transformers": ("transformers", "numpy"), "fake": ("numpy",), "vllm": ("vllm", "triton", "cuda-bindings", "numpy"),
 }  # fmt: skip
+LAYING_OUT: Final = (bulk, pages, refill)
 ON_GPU: Final = frozenset({"vllm"})
 _NOTE_LIMIT: Final = 64 * 1024
 """The note with the build-id stands near the beginning of a library."""
@@ -45,12 +47,13 @@ def _of_gpus() -> dict[str, str]:
 
 @functools.cache
 def our_code() -> str:
-    """A digest of the packages of ours that run inside an engine: an image of older code would speak another wire."""
+    """A digest of the packages of ours that run inside an engine, for an image of other code would speak another wire, and of
+    what lays out the bulk of its memory: code that knows nothing of it would bring back an engine with pages of zeros."""
     digest = blake3()
-    for package in (worker.engines, pool):
-        for path in sorted(Path(package.__path__[0]).glob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
+    inside = [path for package in (worker.engines, pool) for path in sorted(Path(package.__path__[0]).glob("*.py"))]
+    for path in (*inside, *(Path(str(module.__file__)) for module in LAYING_OUT)):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest(length=8)
 
 

@@ -24,7 +24,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     configuration: str
     """Engine, architecture and the arguments that shape the skeleton, as one digest."""
     engine: str
-    """The engine's name, its libraries' versions, and a digest of our own code that runs in its process."""
+    """The engine's name, its libraries' versions, and a digest of our own code in its process and for its memory."""
     python: str
     torch: str
     """Empty for an engine without it."""
