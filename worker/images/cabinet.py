@@ -52,7 +52,7 @@ class Cabinet:
         path = criu.find(data, given)
         cabinet = Cabinet(data, node, report, criu.probe(path) if path else None, quota_bytes)
         for name in cabinet.store.sweep():
-            log.warning("half_written_image_removed", name=name)
+            log.warning("half_written_image_swept", name=name)
         return cabinet
 
     def found(self) -> tuple[ImageFound, ...]:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -179,8 +180,18 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
             message = f"the disk ran full while it was written: {free} bytes are left in {cabinet.store.root}"
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
-    await asyncio.to_thread(bulk.lift, draft, held.inner_pid, local.directory.path)
+    await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
     return held, mapped, gpu
+
+
+async def to_its_end(work: Callable[[], object]) -> None:
+    """In a thread. It can't be stopped, so whoever is cancelled waits for it: it must not meet the next draft of this image."""
+    working = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 async def _restored(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:

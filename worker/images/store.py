@@ -26,7 +26,10 @@ _removals = itertools.count(1)
 
 
 class ImageBroken(Exception):
-    """An image that must not be used. `code`: `manifest_missing`, `manifest_broken`, `image_truncated`, `image_corrupt`."""
+    """An image that must not be used.
+
+    `code`: `manifest_missing`, `manifest_broken`, `image_truncated`, `image_corrupt`, `image_unreadable`.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -82,12 +85,12 @@ class Store:
         self.root = root
 
     def sweep(self) -> list[str]:
-        """At a worker's start: remove what was half written; names of what was removed."""
+        """At a worker's start: remove what was half written, as far as the disk lets it; names of what was found."""
         if not self.root.is_dir():
             return []
         left = [path for path in self.root.iterdir() if path.name.endswith(DRAFT) or not (path / MANIFEST).is_file()]
         for path in left:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # a worker starts without its images rather than not at all
         return [path.name for path in left]
 
     def draft(self, image: str) -> Path:
@@ -142,7 +145,10 @@ class Store:
         return manifest
 
     def verify(self, manifest: Manifest) -> None:
-        """Compare every file with its digest (about 1 GB/s). Raises ImageBroken (`image_truncated`, `image_corrupt`)."""
+        """Compare every file with its digest (about 1 GB/s and processor).
+
+        Raises ImageBroken (`image_truncated`, `image_corrupt`, `image_unreadable`).
+        """
         directory = self.root / manifest.image
         for file in manifest.files:
             path = directory / file.name
@@ -150,7 +156,11 @@ class Store:
             if size != file.size_bytes:
                 raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} has {size} bytes, not {file.size_bytes}")
         for file in manifest.files:
-            if _digest(directory / file.name) != file.digest:
+            try:
+                digest = _digest(directory / file.name)
+            except OSError as error:  # the disk fails, or it is being removed
+                raise ImageBroken("image_unreadable", f"{file.name} of {manifest.image} can't be read: {error}") from error
+            if digest != file.digest:
                 raise ImageBroken("image_corrupt", f"{file.name} of {manifest.image} is not what was written")
 
     def path(self, image: str) -> Path:

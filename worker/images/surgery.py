@@ -96,7 +96,10 @@ class Surgery:
         log, work = self._directory.log("restore"), self._directory.path
         script, mark = work / "refill.sh", work / "refilled"
         mark.unlink(missing_ok=True)
-        refilling = criu.refill_script(Path(wanted.directory), wanted.pid, script, mark)
+        try:
+            refilling = criu.refill_script(Path(wanted.directory), wanted.pid, script, mark)
+        except OSError as error:  # the disk is full, say: this holder lives on
+            raise SurgeryFailed("restore_failed", f"{script} can't be written: {error}") from error
         argv = criu.restore_argv(
             wanted.criu, wanted.directory, str(work), str(self._nothing()), str(script) if refilling else ""
         )

@@ -1,13 +1,18 @@
 """An image's bytes are compared once a climb, early, and again when that was long ago or another image's."""
 
+import asyncio
+import errno
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from worker.images import reading
+from worker.images import facts, reading
+from worker.images import store as images_store
 from worker.images.fingerprint import Fingerprint
 from worker.images.reading import Reading
+from worker.images.steps import to_its_end
 from worker.images.store import ImageBroken, Manifest, Store
 
 MADE = Fingerprint(
@@ -43,3 +48,51 @@ async def test_a_wrong_byte_is_told_to_whoever_waits_for_it(tmp_path: Path) -> N
     with pytest.raises(ImageBroken) as broken:
         await Reading(store, manifest).done()
     assert broken.value.code == "image_corrupt"
+
+
+async def test_a_file_that_can_t_be_read_is_a_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    store = Store(tmp_path)
+    manifest = image(store, "whole")
+    monkeypatch.setattr(images_store, "_digest", failing)
+    with pytest.raises(ImageBroken, match="Input/output error") as broken:
+        await Reading(store, manifest).done()
+    assert broken.value.code == "image_unreadable"
+
+
+async def test_what_a_thread_does_to_a_draft_has_ended_when_its_step_has() -> None:
+    """Else it would go on in the next draft of that image, which has the same name."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(30)
+        ended.set()
+
+    step = asyncio.create_task(to_its_end(work))
+    assert await asyncio.to_thread(begun.wait, 30)
+    step.cancel()
+    done, _ = await asyncio.wait({step}, timeout=0.05)
+    assert not done
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert ended.is_set()
+
+
+def test_other_code_that_lays_out_memory_makes_other_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older worker, too, must not take one for its own: it would bring back pages of zeros."""
+    laid_out = {Path(str(module.__file__)).name: tmp_path / Path(str(module.__file__)).name for module in facts.LAYING_OUT}
+    assert {"bulk.py", "refill.py"} <= set(laid_out)
+    for module in facts.LAYING_OUT:
+        own = Path(str(module.__file__))
+        laid_out[own.name].write_bytes(own.read_bytes() + b"# another\n")
+        facts.our_code.cache_clear()
+        before = facts.our_code()
+        with monkeypatch.context() as other:
+            other.setattr(module, "__file__", str(laid_out[own.name]))
+            facts.our_code.cache_clear()
+            assert facts.our_code() != before
+    facts.our_code.cache_clear()
