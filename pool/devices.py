@@ -189,6 +189,9 @@ class Devices:
                 )  # fmt: skip
                 filled.set_result(result)
                 return
+            if exported.done():  # closed in this thread, which hands them out: a number may be another file's at once
+                close_all(exported.result().fds)
+                exported.result().fds.clear()
             for future in (exported, filled):
                 if not future.done():
                     future.set_exception(error)

@@ -84,7 +84,8 @@ def fill(
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
     routes: the device's own link first; none: that alone. making: what making memory takes there. Raises Refused
-    (`device_full`), OSError; the device is then as it was before.
+    (`device_full`), OSError; the device is then as it was before, and descriptors that `exported` was given are the caller's
+    to close: another thread may be handing them out.
     """
     begun = time.monotonic()
     steps = plan(gpu, slabs)
@@ -120,7 +121,9 @@ def fill(
         if len(ready) == len(steps):
             making.saw(early, len(steps) - early, beside_s)
         count = range(len(slabs.parts))
-        exported(OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers))
+        made = OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers)
+        fds.clear()
+        exported(made)
         made_s = time.monotonic() - begun
         shards = journey.arrive(begun)
     except BaseException as error:
@@ -134,7 +137,8 @@ def fill(
 def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (), *, pace: Pace = FREE) -> Filled:
     """Another set of the same layout into memory that is there: nothing is made, nothing mapped, nothing given back.
 
-    Only those help who could when it was made. Raises OSError; then the memory is gone.
+    Only those help who could when it was made. Raises OSError; then the memory is gone, and its descriptors are the caller's to
+    close.
     """
     begun = time.monotonic()
     able = [route for route in routes if route.helper is None or route.helper.uuid in made.writers]
@@ -145,7 +149,7 @@ def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (),
             journey.send(block, part)
         shards = journey.arrive(begun)
     except BaseException:
-        _undo(journey, made)
+        _undo(journey, OnDevice(made.blocks, []))
         raise
     return _filled(slabs, shards, begun)
 

@@ -50,9 +50,11 @@ async def _send_device(
     channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident, arena: Arena
 ) -> Filled:
     made = await asyncio.shield(resident.exported)
+    if resident.filled.done():  # it may have failed since
+        resident.filled.result()
     count = len(manifest.segments) - manifest.host_segments
     fds = arena.open(manifest)
     close_all(fds[:count])
-    copies = [] if attached.in_place else [os.dup(fd) for fd in made.fds]  # the lane closes its own when a copy fails
+    copies = [] if attached.in_place else [os.dup(fd) for fd in made.fds]  # those are closed when the copy fails
     await hand_over(channel, attached, [*copies, *fds[count:]])
     return await asyncio.shield(resident.filled)

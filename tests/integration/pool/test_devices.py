@@ -163,6 +163,29 @@ async def test_memory_that_somebody_takes_meanwhile_leaves_nothing_half_there(ro
     assert state.sets.get(weight_set, 0) == 0
 
 
+def descriptors_of_blocks() -> int:
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(entry).startswith("/memfd:block")
+    return found
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_a_copy_that_fails_leaves_no_descriptor_of_its_memory(room: Room, in_place: bool) -> None:
+    first, second = await two_sets(room)
+    old = await room.attach(first) if in_place else None
+    room.gpu.failing = True
+    with pytest.raises((PoolRefused, OSError)):
+        await (asyncio.to_thread(exchange, old, second) if old is not None else room.attach(second))
+    await until(lambda: not room.gpu.blocks)
+    if old is not None:
+        old.close_fds()
+    await until(lambda: not descriptors_of_blocks())
+    room.gpu.failing = False
+    await asyncio.to_thread((await room.attach(second)).release)
+
+
 async def test_an_engine_that_dies_gives_its_memory_back(room: Room) -> None:
     weight_set = await room.deposit()
     attachment = await room.attach(weight_set)

@@ -115,3 +115,12 @@ def test_a_set_that_cannot_be_mapped_leaves_alone_what_is_pinned(pinned: Slab, m
     with pytest.raises(OSError, match="no more addresses"):
         slabs().map((1, 2, 3), (4096, 4096, 8192), {0: pinned})
     assert gone == [2]
+
+
+def test_descriptors_that_are_told_stay_open_when_the_copy_fails(pinned: Slab) -> None:
+    gpu, there = FakeGpu(failing=True, granularity=4096), list[OnDevice]()
+    with pytest.raises(OSError, match="a copy failed"):
+        fill(gpu, slabs(pinned), there.append)
+    assert gpu.blocks == {}
+    assert [os.readlink(f"/proc/self/fd/{fd}") for fd in there[0].fds] == ["/memfd:block (deleted)"], "a thread may send them"
+    free(gpu, OnDevice([], there[0].fds))
