@@ -40,7 +40,7 @@ def settings(work: Path, *, share: str, siblings: bool = True) -> str:
     sizes = {"a": 1024, "b": 1024 if siblings else 1280}
     if STANDIN:
         return NODE + "".join(fake(name, share=share, gpu=True, context_tokens=size) for name, size in sizes.items())
-    from tests.bench.bench_gpu_plane import made
+    from tests.bench.planemodels import made
 
     models = [
         f'[[model]]\nname = "{name}"\nsource = "{made(work, "tiny", name, seed)}"\nengine = "vllm"\nshare = "{share}"\n'
