@@ -9,15 +9,11 @@ import pytest
 from tests.plane import NODE, PlaneUnderTest, fake, running
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 """Tests run beside others: torch's threads, of which each spins until the last has come, then take minutes for seconds' work.
-Engines say themselves how many they have."""
+Engines say themselves how many they have, and that they wait."""
 THREE = NODE + fake("alpha") + fake("beta", context_tokens=3000) + fake("gamma", tokens_per_s=200)
 """Three models that take a whole device each, and two devices."""
-
-
-def pytest_configure() -> None:
-    """As engines do: OpenMP's threads spin at barriers, and on two busy cores a test of 0.5 s then takes a minute."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def save(
     if grant is None and not any(i.state == "ok" for i in of(fleet, instance)):
         if (given := _place(fleet, instance, model)) is None:
             if operation is not None:
-                _ask_for_place(draft, instance, operation)
+                _ask_for_place(draft, instance, model, operation)
             return False
         grant = draft.emit(given, operation=operation).position
     draft.emit(
@@ -136,9 +136,13 @@ def save(
     return True
 
 
-def _ask_for_place(draft: Draft, instance: Instance, operation: str) -> None:
-    """Send idle holders of its device to sleep: the least recently used first, one at a time, none while others wait."""
+def _ask_for_place(draft: Draft, instance: Instance, model: Model | None, operation: str) -> None:
+    """Send idle holders of its device to sleep: the least recently used first, one at a time, none while others wait, nor where
+    memory that is not the plane's leaves no room even then."""
     fleet = draft.fleet
+    device = fleet.devices.get(instance.device or "")
+    if device is not None and _need(fleet, instance, model) > device.usable_bytes:
+        return
     holders = [i for i in fleet.instances.values() if on(fleet, i, instance.device or "") and i.grant is not None]
     if fleet.waiting or any(standing.leaving(i) for i in holders):
         return

@@ -145,11 +145,15 @@ def test_a_gang_that_waits_is_told_of_the_device_that_it_does_not_fit_on() -> No
 
 
 def test_no_place_for_the_proof_of_an_image_is_given_in_it() -> None:
-    story = with_models(plane(), spec("a", size=600)).bring_up("a").given(Sleep(model="a"))
+    """Nor is b sent away for it, which is idle, as long as that would not help."""
+    story = with_models(plane(), spec("a", size=600), spec("b", size=100)).bring_up("a").given(Sleep(model="a"))
     name = story.instance_of("a").instance
-    story.report_slept(name, bytes_used=50).given(strangers(OTHER))
+    story.report_slept(name, bytes_used=50).bring_up("b").given(strangers(OTHER))
     story.when(Save(model="a")).then("OperationRequested")
-    story.given(strangers()).when(Tick()).then("GrantGiven", ("InstanceDirected", {"instance": name, "rung": Rung.SAVED}))
+    story.when(Tick()).then_nothing()
+    story.given(strangers()).when(Tick()).then(("InstanceDirected", {"victim_of": "a", "rung": Rung.SLEEP}))
+    story.report_slept(story.instance_of("b").instance)
+    assert story.directive(name)[1].rung is Rung.SAVED
 
 
 def test_what_nobody_has_measured_yet_assumes_no_more_than_others_leave() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from controlplane.commands import (
     ImageFound,
+    InstanceFound,
     Load,
     PinImage,
     RebuildImage,
@@ -97,8 +98,6 @@ def test_a_removal_is_an_event_of_whoever_asked_and_the_node_carries_it_out() ->
 def test_a_dismissed_image_that_the_next_worker_finds_usable_again_is_still_to_go() -> None:
     story = stale(built(house()))
     story.given(RemoveImage(image="img_1"))
-    from controlplane.commands import InstanceFound  # noqa: PLC0415
-
     there = InstanceFound(story.instance_of("a").instance, Rung.UP, "a", story.instance_of("a").grant)
     image = ImageFound("img_1", "cfg_fake:a", 10)
     story.given(hello(incarnation="inc_2", images=(image,), instances=(there,), weight_sets=("ws_a",)))
@@ -120,8 +119,6 @@ def test_a_pin_spares_from_the_quota_and_goes_over_to_the_next_image_but_not_fro
 @pytest.mark.parametrize("pin", ["a", "cfg_fake:a"])
 def test_the_settings_pin_by_model_or_configuration(pin: str) -> None:
     story = built(house())
-    from controlplane.commands import InstanceFound  # noqa: PLC0415
-
     there = InstanceFound(story.instance_of("a").instance, Rung.UP, "a", story.instance_of("a").grant)
     image = ImageFound("img_1", "cfg_fake:a", 10)
     story.given(hello(incarnation="inc_2", images=(image,), image_pins=(pin,), instances=(there,), weight_sets=("ws_a",)))
@@ -136,8 +133,6 @@ def test_an_image_that_is_asked_for_anew_is_stale_at_once_whatever_it_was_and_st
     story.when(Save(model="a")).then_refused(Code.NOT_AVAILABLE, reason="image_failed")
     story.when(RebuildImage(image="img_1")).then(("ImageRefused", {"code": "operator"}))
     story.when(RebuildImage(image="img_1")).then_nothing()
-    from controlplane.commands import InstanceFound  # noqa: PLC0415
-
     name = story.instance_of("a").instance
     there = InstanceFound(name, Rung.UP, "a", story.instance_of("a").grant)
     image = ImageFound("img_1", "cfg_fake:a", 10)
