@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from controlplane.commands import (
+    ApplySettings,
     CancelRequest,
     Checkpoint,
     CloseGateway,
@@ -22,6 +23,7 @@ from controlplane.commands import (
     NodeSilent,
     OpenGateway,
     RegisterModel,
+    ReportForeign,
     RetireModel,
     Retry,
     ReviseModel,
@@ -32,7 +34,15 @@ from controlplane.commands import (
 from controlplane.decisions.needs import held_bytes
 from controlplane.decisions.placement import mask
 from controlplane.envelope import Recorded
-from controlplane.events import RequestAccepted, RequestCancelled, RequestFailed, RequestFinished, RequestRouted
+from controlplane.events import (
+    NodeLimits,
+    Outsider,
+    RequestAccepted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRouted,
+)
 from controlplane.fleet import Fleet, fold
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
@@ -161,6 +171,19 @@ class Fleets(RuleBasedStateMachine):
     def move(self, model: str, device: int) -> None:
         self._send(Move(what=model, device=f"cpu{device}"))
 
+    @rule(nth=st.integers(0, 2), eighths=st.integers(0, 8))
+    def strangers(self, nth: int, eighths: int) -> None:
+        """Others have so much of a device."""
+        taken = (Outsider(pid=1, size_bytes=DEVICE_BYTES * eighths // 8),) if eighths else ()
+        devices = sorted(self.sim.fleet.devices)
+        self._send(ReportForeign(node=NODE, device=devices[nth % len(devices)], processes=taken))
+
+    @rule(skeletons=st.sampled_from([None, 0, 1, 2]))
+    def limit(self, skeletons: int | None) -> None:
+        """Engines off their devices may take so much of the host."""
+        limits = NodeLimits(checkpoint_bytes=None if skeletons is None else skeletons * SKELETON)
+        self._send(ApplySettings(path="e.toml", digest="d", models=(), node=NODE, limits=limits))
+
     @rule(model=models, kind=st.sampled_from(["soft", "hard", "retire"]), variant=st.integers(0, 2))
     def edit(self, model: str, kind: str, variant: int) -> None:
         changed = spec(model, note=str(variant))
@@ -184,7 +207,7 @@ class Fleets(RuleBasedStateMachine):
             case "fail":
                 self.sim.script.fail[model] = 1 + nth % 3
             case "restart" | "lose":  # the worker comes back; an engine may have died unseen meanwhile
-                found = sorted(e.instance for e in self.sim.engines.values() if e.rung is not Rung.COLD)
+                found = sorted(e.instance for e in self.sim.engines.values() if e.rung not in (Rung.COLD, Rung.SAVED))
                 if kind == "lose" and found:
                     del self.sim.engines[found[nth % len(found)]]
                 self.sim.hello()
@@ -218,6 +241,8 @@ class Fleets(RuleBasedStateMachine):
             return
         self.sim.script.fail.clear()
         self._send(NodeHeard(node=NODE))
+        for device in self.sim.fleet.devices:
+            self._send(ReportForeign(node=NODE, device=device))
         self.sim.run_until(Simulation.steady)
         self.holds()
         fleet = self.sim.fleet
