@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -17,6 +18,9 @@ from worker.instancedir import Record
 from worker.ledger import Resident, ledger
 from worker.report import Report
 from worker.strangers import Strangers
+
+DOUBT_S: Final = 5.0
+"""A driver that hangs must not keep an instance from its end."""
 
 log = structlog.get_logger("devices")
 
@@ -51,7 +55,8 @@ class DeviceBooks:
     async def doubt(self) -> None:
         """Somebody has found no room on a device: look at once, and say at once who has it."""
         try:
-            await self.measure(None, certain=True)
+            async with asyncio.timeout(DOUBT_S):
+                await self.measure(None, certain=True)
         except Exception:  # who asks has a failure of his own to tell
             log.exception("not_measured")
 

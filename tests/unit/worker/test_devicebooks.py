@@ -1,6 +1,8 @@
 """What the worker sees on its GPUs, with the driver played: whose it is, and what it tells the plane of others."""
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from controlplane.commands import ReportForeign
 from controlplane.events.node import Outsider
 from controlplane.plane import Plane, PlaneDevice
 from pool.messages import Described
-from worker import gpus, processes
+from worker import devicebooks, gpus, processes
 from worker.devicebooks import DeviceBooks
 from worker.engines.messages import State
 from worker.instancedir import Record
@@ -97,3 +99,16 @@ async def test_whoever_finds_no_room_has_it_told_at_once(machine: Machine) -> No
     machine.processes[99] = 500
     await machine.books.doubt()
     assert machine.reports[-1] == ReportForeign(node="n1", device=GPU, processes=(Outsider(pid=99, size_bytes=500),))
+
+
+async def test_a_driver_that_hangs_keeps_nobody_from_saying_that_there_was_no_room(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await machine.looks()
+    answers = threading.Event()
+    monkeypatch.setattr(devicebooks, "DOUBT_S", 0.05)
+    monkeypatch.setattr(gpus, "used_bytes", lambda _: answers.wait(30))
+    async with asyncio.timeout(20):
+        await machine.books.doubt()
+    assert not answers.is_set()
+    answers.set()
