@@ -81,8 +81,9 @@ def refill_script(directory: Path, pid: int, path: Path, mark: Path) -> bool:
     """Write what CRIU is to run for this image (`bulk.py`) to `path`; False: it has no bulk. Raises OSError."""
     if not (directory / f"bulk-{pid}.map").is_file():
         return False
+    stamp = refill.stamp(*((directory / f"bulk-{pid}.{kind}").stat() for kind in ("map", "img")))
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    argv = [sys.executable, "-ISP", refill.__file__, str(directory), str(pid), str(threads), str(mark)]
+    argv = [sys.executable, "-ISP", refill.__file__, str(directory), str(pid), stamp, str(threads), str(mark)]
     path.write_text(
         f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0\nexec {shlex.join(argv)}\n', encoding="utf-8"
     )

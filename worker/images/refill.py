@@ -1,8 +1,8 @@
-"""Brings the bulk of an engine's memory back, in several threads: `python -ISP refill.py DIRECTORY PID THREADS MARK`.
+"""Brings the bulk of an engine's memory back, in several threads: `python -ISP refill.py DIRECTORY PID STAMP THREADS MARK`.
 
 CRIU runs it while the restored process stands still, and gives the restore up unless it succeeds. It is started between two
 steps of a restore, so it imports little, and reads a map that is laid out as the kernel wants it. `MARK` is a file that is
-written last: proof that it ran. Written to by `bulk.py`:
+written last: proof that it ran. `STAMP` names the files that CRIU was started with. They are, by `bulk.py`:
 
   bulk-PID.map: magic, number of vectors, number of pieces, bytes (8 each); vectors (address, length); pieces (first vector,
   how many, where they are in the file one after the other, bytes)
@@ -30,18 +30,18 @@ class RefillFailed(Exception):
 
 
 class Table:
-    """`bulk-PID.map`, where the kernel can read it. Raises OSError, RefillFailed."""
+    """`bulk-PID.map`, where the kernel can read it; `path` may be a descriptor. Raises OSError, RefillFailed."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | int) -> None:
         with open(path, "rb") as file:
             self._bytes = bytearray(file.read())
         self.words = memoryview(self._bytes).cast("Q")
         if len(self.words) < HEAD or self.words[0] != MAGIC:
-            raise RefillFailed(f"{path} begins with another number than {MAGIC:#x}")
+            raise RefillFailed(f"the map begins with another number than {MAGIC:#x}")
         _, vectors, self.pieces, self.whole = self.words[:HEAD].tolist()
         self._pieces_at = HEAD + 2 * vectors
         if len(self.words) != (wanted := self._pieces_at + PIECE * self.pieces):
-            raise RefillFailed(f"{path} has {8 * len(self.words)} bytes, not {8 * wanted}")
+            raise RefillFailed(f"the map has {8 * len(self.words)} bytes, not {8 * wanted}")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes)) + 8 * HEAD
 
     def piece(self, number: int) -> tuple[int, int, int, int]:
@@ -51,10 +51,21 @@ class Table:
         return self._address + 16 * first, count, offset, size
 
 
-def refill(directory: str, pid: int, threads: int) -> int:
-    """Write all pieces into process `pid`; bytes. Raises OSError, RefillFailed."""
-    table, write = Table(f"{directory}/bulk-{pid}.map"), _writer()
+def stamp(listed: os.stat_result, source: os.stat_result) -> str:
+    """What tells a map and its bytes from all others."""
+    return "-".join(f"{one.st_ino}.{one.st_mtime_ns}.{one.st_size}" for one in (listed, source))
+
+
+def refill(directory: str, pid: int, threads: int, expected: str) -> int:
+    """Write all pieces into process `pid`; bytes. Raises OSError, RefillFailed.
+
+    `expected`: the files' stamp; an image of the same name may have been put in their place since CRIU began.
+    """
+    listed = os.open(f"{directory}/bulk-{pid}.map", os.O_RDONLY)
     source = os.open(f"{directory}/bulk-{pid}.img", os.O_RDONLY)
+    if (found := stamp(os.fstat(listed), os.fstat(source))) != expected:
+        raise RefillFailed(f"bulk-{pid} is {found} now, and was {expected} when the restore began")
+    table, write = Table(listed), _writer()
     order, turn = iter(range(table.pieces)), threading.Lock()
     failures, done = list[Exception](), list[int]()
 
@@ -109,8 +120,8 @@ def _writer() -> "ctypes._NamedFuncPointer":
 
 if __name__ == "__main__":
     try:
-        bytes_written = refill(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-        with open(sys.argv[4], "w", encoding="ascii") as mark:
+        bytes_written = refill(sys.argv[1], int(sys.argv[2]), int(sys.argv[4]), sys.argv[3])
+        with open(sys.argv[5], "w", encoding="ascii") as mark:
             mark.write(str(bytes_written))
     except (OSError, RefillFailed) as failure:
         sys.exit(f"Error: refill: {failure}")

@@ -201,6 +201,25 @@ def test_little_memory_is_left_to_criu(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / f"bulk-{PID}.map").exists()
 
 
+def stamp(directory: Path) -> str:
+    return refill.stamp(*((directory / f"bulk-{os.getpid()}.{kind}").stat() for kind in ("map", "img")))
+
+
+@pytest.mark.parametrize("kind", ["map", "img"])
+def test_files_of_another_image_of_that_name_are_not_taken(tmp_path: Path, kind: str) -> None:
+    """It was removed and made anew while CRIU worked: one half of the memory would be of the old one."""
+    with mmap.mmap(-1, PAGE) as room:
+        base = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        for end, content in (("map", bulk.table([Run(base, PAGE, 0)])), ("img", b"x" * PAGE)):
+            (tmp_path / f"bulk-{os.getpid()}.{end}").write_bytes(content)
+        before, one = stamp(tmp_path), tmp_path / f"bulk-{os.getpid()}.{kind}"
+        (tmp_path / "new").write_bytes(one.read_bytes())
+        (tmp_path / "new").replace(one)
+        with pytest.raises(refill.RefillFailed, match="when the restore began"):
+            refill.refill(str(tmp_path), os.getpid(), 1, before)
+        assert room[:] == bytes(PAGE), "nothing was written"
+
+
 def test_every_byte_comes_back_to_its_place_whatever_the_number_of_threads(tmp_path: Path) -> None:
     dice = random.Random(2)
     size = 12 << 20
@@ -220,7 +239,7 @@ def test_every_byte_comes_back_to_its_place_whatever_the_number_of_threads(tmp_p
         (tmp_path / f"bulk-{os.getpid()}.map").write_bytes(bulk.table(runs))
         for threads in (1, 4):
             room[:] = bytes(size)
-            assert refill.refill(str(tmp_path), os.getpid(), threads) == sum(run.size for run in runs)
+            assert refill.refill(str(tmp_path), os.getpid(), threads, stamp(tmp_path)) == sum(run.size for run in runs)
             assert room[:] == wanted
 
 
@@ -229,14 +248,14 @@ def test_what_can_t_be_filled_fails_with_the_kernel_s_reason(tmp_path: Path) -> 
     name.with_suffix(".img").write_bytes(bytes(PAGE))
     name.with_suffix(".map").write_bytes(bulk.table([Run(PAGE, PAGE, 0)]))
     with pytest.raises(refill.RefillFailed, match="Bad address"):
-        refill.refill(str(tmp_path), os.getpid(), 2)
+        refill.refill(str(tmp_path), os.getpid(), 2, stamp(tmp_path))
     name.with_suffix(".img").write_bytes(b"short")
     with pytest.raises(refill.RefillFailed, match="gave 5 bytes of 4096"):
-        refill.refill(str(tmp_path), os.getpid(), 1)
+        refill.refill(str(tmp_path), os.getpid(), 1, stamp(tmp_path))
     for table in (b"", bytes(64), bulk.table([Run(PAGE, PAGE, 0)])[:-8]):
         name.with_suffix(".map").write_bytes(table)
         with pytest.raises(refill.RefillFailed, match=r"begins with another|has \d+ bytes"):
-            refill.refill(str(tmp_path), os.getpid(), 1)
+            refill.refill(str(tmp_path), os.getpid(), 1, stamp(tmp_path))
 
 
 def test_no_piece_is_larger_than_the_room_for_it_nor_has_more_vectors_than_the_kernel_takes() -> None:
