@@ -20,6 +20,8 @@ LONG_CHARS: Final = 16 * 1024
 """A text of this length takes about 5 ms to tokenise; longer ones are done beside the streams, not between them."""
 NFC_SHRINKS: Final = 3
 """To a third of its bytes at the most: three Hangul letters become one syllable."""
+_ASCII, _CONTINUING = range(0x80), range(0x80, 0xC0)
+"""Bytes of UTF-8: of one a whole letter is made, and each longer letter has one of the others."""
 
 
 class TextSide(Protocol):
@@ -86,12 +88,17 @@ class Vocabulary:
         self.size: Final = int(self.tokenizer.get_vocab_size(with_added_tokens=True))
         written = json.loads(content)
         self.bytes: Final = self._byte_table() if (written.get("decoder") or {}).get("type") == "ByteLevel" else None
+        self._alphabet: Final = {piece[0] for piece in (self.bytes or {}).values() if len(piece) == 1}
+        self.dropped: Final = [chr(letter) for letter in _ASCII if letter not in self._alphabet]
+        """Letters that no token stands for: SmolLM2's has none for some control characters, and its model leaves them out."""
         self.most_bytes: Final = self._most_bytes(written)
 
     def _most_bytes(self, written: dict[str, Any]) -> int | None:
-        """Of a text, that one token can stand for; None unless it is sure that no byte of the text gets lost."""
+        """Of a text, that one token can stand for; None unless it is sure that no letter but the `dropped` gets lost."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         if self.bytes is None or any(token.lstrip or token.rstrip for token in added) or not _keeps_all(written):
+            return None
+        if not self._alphabet.issuperset(_CONTINUING):
             return None
         pieces = {len(piece) for piece in self.bytes.values()} | {len(token.content.encode()) for token in added}
         return max(pieces) * (NFC_SHRINKS if written.get("normalizer") else 1)
@@ -103,7 +110,9 @@ class Vocabulary:
 
 
 def _keeps_all(tokenizer: dict[str, Any]) -> bool:
-    """Whether what stands before the model of a `tokenizer.json` takes nothing out of a text but by composing letters (NFC)."""
+    """Whether a `tokenizer.json` takes nothing out of a text but by composing letters (NFC), and knows no unknown words."""
+    if (tokenizer.get("model") or {}).get("type") != "BPE":
+        return False
     before, normalizer = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("normalizer")
     steps = before.get("pretokenizers", ()) if before.get("type") == "Sequence" else (before,)
     kinds = {(step.get("type"), step.get("behavior")) for step in steps}
@@ -125,7 +134,7 @@ class TokenizerText:
             known = vocabulary(file.read_bytes())
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{file} can't be read: {error}") from error
-        self._tokenizer, self._bytes, self._most_bytes = known.tokenizer, known.bytes, known.most_bytes
+        self._vocabulary, self._tokenizer, self._bytes = known, known.tokenizer, known.bytes
         self.vocabulary: Final = known.size
         settings = _json(source / "tokenizer_config.json")
         tokens = {name: text for name in SPECIAL if (text := _token(settings.get(name)))}
@@ -139,7 +148,8 @@ class TokenizerText:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def least_tokens(self, text: str) -> int:
-        return len(text) // self._most_bytes if self._most_bytes is not None else 0
+        known = self._vocabulary
+        return (len(text) - sum(map(text.count, known.dropped))) // known.most_bytes if known.most_bytes is not None else 0
 
     def render(self, chat: list[dict[str, Any]]) -> str:
         if self._template is None:

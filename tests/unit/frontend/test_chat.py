@@ -127,6 +127,29 @@ def test_how_much_a_token_can_stand_for_is_told_only_where_no_byte_gets_lost(
     assert vocabulary(file.read_bytes()).most_bytes == most_bytes
 
 
+def test_letters_that_a_tokenizer_drops_do_not_make_a_text_too_long(tmp_path: Path) -> None:
+    """SmolLM2's drops some control characters, however often they come."""
+    byte_tokenizer(tmp_path)
+    without(tmp_path / "tokenizer.json", "Z")
+    for prompt in ("Z" * 500 + "b", "Zb" * 7):
+        assert count_tokens(tmp_path, "completion", {"prompt": prompt}, most=9) <= 9
+    with pytest.raises(Invalid, match="at least 10 tokens"):
+        count_tokens(tmp_path, "completion", {"prompt": "Zb" * 70}, most=9)
+
+
+def test_a_vocabulary_that_may_drop_any_letter_tells_nothing_of_a_text_s_length(tmp_path: Path) -> None:
+    byte_tokenizer(tmp_path)
+    without(tmp_path / "tokenizer.json", "Ģ")  # byte 0x80
+    assert vocabulary((tmp_path / "tokenizer.json").read_bytes()).most_bytes is None
+
+
+def without(file: Path, token: str) -> None:
+    written = json.loads(file.read_text())
+    del written["model"]["vocab"][token]
+    written["model"]["merges"] = [pair for pair in written["model"]["merges"] if token not in "".join(pair)]
+    file.write_text(json.dumps(written))
+
+
 def test_a_long_text_has_the_ids_of_its_parts(tmp_path: Path) -> None:
     byte_tokenizer(tmp_path)
     text = load(tmp_path)
