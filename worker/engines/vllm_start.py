@@ -30,7 +30,7 @@ def kept(root: Path | None, source: Path, arguments: dict[str, Any], devices: li
             yield source
             return
         before = os.getcwd()
-        with tempfile.TemporaryDirectory(prefix="start-", dir=place) as own:
+        with tempfile.TemporaryDirectory(prefix="start-", dir=place, ignore_cleanup_errors=True) as own:
             os.symlink(source.absolute(), os.path.join(own, _SOURCE))
             os.chdir(own)
             try:
