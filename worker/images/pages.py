@@ -49,11 +49,17 @@ class Pages(Struct, frozen=True):
         return sum(run.size for run in self.runs)
 
     def keep(self, kept: list[Run], source: Path) -> None:
-        """Leave CRIU these alone, their bytes taken from `source`; both files become new ones. Raises OSError."""
-        with source.open("rb") as given, self.bytes_in.open("wb") as taken:
+        """Leave CRIU these alone, their bytes taken from `source`. Raises OSError.
+
+        Both files become new ones; other names of the old ones keep what was written.
+        """
+        left, listed = self.bytes_in.with_suffix(".new"), self.path.with_suffix(".new")
+        with source.open("rb") as given, left.open("wb") as taken:
             for run in kept:
                 copied(given, run.offset, run.size, taken)
-        records.write(self.path, self.head, [self.first, *map(_entry, kept)])
+        records.write(listed, self.head, [self.first, *map(_entry, kept)])
+        left.rename(self.bytes_in)
+        listed.rename(self.path)
 
 
 def copied(source: BinaryIO, offset: int, size: int, target: BinaryIO) -> None:

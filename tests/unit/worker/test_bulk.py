@@ -110,8 +110,12 @@ def test_plain_memory_is_lifted_and_all_else_stays_with_criu(tmp_path: Path) -> 
 
 def test_a_page_that_the_kernel_writes_for_a_thread_stays_with_criu(tmp_path: Path) -> None:
     dump = Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8)], [entry(0x10000, 1), entry(0x20000, 8)], 0x22FF0)
+    listed = tmp_path / f"pagemap-{PID}.img"
+    before = listed.read_bytes()
+    os.link(listed, tmp_path / "other name")
     assert bulk.lift(tmp_path, PID, tmp_path) == 6 * PAGE
     assert dump.listed() == [(0x10000, 1), (0x22000, 1), (0x23000, 1)]
+    assert (tmp_path / "other name").read_bytes() == before, "the files are new ones"
 
 
 def test_memory_that_others_could_share_is_lifted_where_it_is_seen(tmp_path: Path) -> None:
