@@ -1,5 +1,6 @@
 """What one connection holds: sets on the host, sets on devices. All of it goes when the connection does."""
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -8,6 +9,8 @@ from pool.devices import Devices
 from pool.manifest import Manifest
 from pool.messages import Released
 from pool.residency import Refused, Residency
+
+log = logging.getLogger("pool")
 
 
 class References:
@@ -67,7 +70,10 @@ class References:
     async def close(self) -> None:
         for (weight_set, device), held in self._on_device.items():
             while held:
-                await self._devices.release(weight_set, device, held.pop())
+                try:
+                    await self._devices.release(weight_set, device, held.pop())
+                except OSError as error:  # a device that is lost; all else that is held goes
+                    log.warning("not_freed", extra={"weight_set": weight_set, "device": device, "why": str(error)})
         for manifest, device in self._left:
             self._devices.left(manifest, device, -1)
         for weight_set in list(self._host):

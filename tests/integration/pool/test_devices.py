@@ -15,6 +15,7 @@ import pytest
 from pool.arena import Arena
 from pool.client import PoolClient, PoolRefused
 from pool.devicelink import Spoiled, attach_device, deposit, exchange, find
+from pool.gpu import Block
 from pool.manifest import read as read_manifest
 from pool.messages import Attached, Deposit, Described, Tensor
 from pool.nodes import Nodes
@@ -192,6 +193,25 @@ async def test_an_engine_that_dies_gives_its_memory_back(room: Room) -> None:
     assert len(room.gpu.blocks) == 2
     await asyncio.to_thread(attachment.close)  # the connection is gone without a word
     await until(lambda: not room.gpu.blocks)
+
+
+async def test_a_device_that_gives_nothing_back_keeps_no_set_on_the_host(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_set = await room.deposit()
+    attachment = await room.attach(weight_set)
+    destroy = room.gpu.destroy
+
+    def lost(block: Block) -> None:
+        destroy(block)
+        raise OSError(719, "cuMemUnmap: the context is lost")
+
+    monkeypatch.setattr(room.gpu, "destroy", lost)
+    await asyncio.to_thread(attachment.close)
+    await until(lambda: not room.gpu.blocks)
+    async with await PoolClient.connect(room.socket) as client:
+        async with asyncio.timeout(20):
+            while (await client.describe()).sets[0].mapped_by:
+                pass
+        assert (await client.drop(weight_set)).sets == ()
 
 
 async def test_an_engine_that_dies_while_bytes_travel_leaves_the_device_as_it_was(room: Room) -> None:
