@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from controlplane.decisions.standing import leaving
 from controlplane.events import InstanceFailed, ModelSetBack
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from pool.client import PoolClient
 from tests.plane import PlaneUnderTest, grants_overlap, running
-from tests.standin.engine import DIES_ASLEEP, GRAPHS
+from tests.standin.engine import DIES_ASLEEP, GRAPHS, HOLDS
 from tests.standin.install import install
 from tests.standin.room import Room, Taker
 from tests.tinymodels import tiny
@@ -146,9 +147,18 @@ async def test_a_sleep_lets_streams_end_and_counts_when_the_driver_agrees(plane:
     alone = await streamed(plane, body)
     await plane.until_fleet(lambda fleet: not fleet.requests, "its end is in the log")
     before = await plane.head()
-    streams = [asyncio.create_task(streamed(plane, body)) for _ in range(8)]
-    await plane.until_fleet(lambda fleet: sum(i.running for i in fleet.instances.values()) == 8, "eight run")
-    done = await asyncio.to_thread(plane.cli, "sleep", "one")
+    holds = machine / HOLDS
+    holds.touch()
+    try:
+        streams = [asyncio.create_task(streamed(plane, body)) for _ in range(8)]
+        await plane.until_fleet(lambda fleet: sum(i.running for i in fleet.instances.values()) == 8, "eight run")
+        sleeping = asyncio.create_task(asyncio.to_thread(plane.cli, "sleep", "one"))
+        await plane.until_fleet(
+            lambda fleet: [i for i in fleet.instances.values() if i.running and leaving(i)], "it is to sleep"
+        )
+    finally:
+        holds.unlink()
+    done = await sleeping
     assert done.returncode == 0, done.stderr
     assert await asyncio.gather(*streams) == [alone] * 8, "none was cut"
     await plane.until_fleet(lambda fleet: not fleet.requests, "their ends are in the log")

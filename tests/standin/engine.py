@@ -34,6 +34,8 @@ GRAPHS = 3
 """Captured by its start, and never again."""
 DIES_ASLEEP = "dies-asleep"
 """While a file of this name is beside the devices' files, engines die of being put to sleep."""
+HOLDS = "holds"
+"""While a file of this name is there, engines have begun what they run and say nothing more of it."""
 
 
 class VllmEngine:
@@ -173,6 +175,8 @@ class VllmEngine:
     def step(self) -> Stepped:
         if not self._running:
             return IDLE
+        if (place() / HOLDS).exists():
+            return Stepped((), 0.01)
         outputs = []
         for request, (sampling, said, count) in list(self._running.items()):
             last = count + 1 == len(said)
