@@ -31,6 +31,21 @@ def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure
     assert str(root) in segments.cure
 
 
+def test_what_somebody_removes_meanwhile_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, away, scandir = tmp_path / "place", tmp_path / "away", os.scandir
+    (place / "folder").mkdir(parents=True)
+    (place / "folder" / "file").write_bytes(bytes(1000))
+
+    def removing(path: str) -> object:
+        if Path(path) == place / "folder":
+            place.joinpath("folder").rename(away)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert checks._size([place]) == "0 B"
+    assert away.exists(), "it was there at first"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's planes leave any")
 def test_copies_of_programs_whose_installation_is_gone_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "pool_places", list)
