@@ -133,7 +133,13 @@ class Cabinet:
         return found
 
     def fail(self, image: str, configuration: str, step: str, code: str, message: str, *, final: bool = False) -> None:
-        """Count a failure of a restore; the one that is too many is told, and the image is left alone until somebody acts."""
+        """Count a failure of a restore; the one that is too many is told, and the image is left alone until somebody acts.
+
+        One that was removed meanwhile has not failed: the plane would know it again, and have no other made.
+        """
+        if step != "build" and not self.store.path(image).is_dir():
+            log.info("image_gone", image=image, step=step, code=code, message=message)
+            return
         standing = self.store.failed(image, code, message, final=final)
         log.warning("image_failure", image=image, step=step, code=code, message=message, failures=standing.failures)
         if standing.failed or final:

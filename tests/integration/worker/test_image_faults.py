@@ -11,15 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.commands import Load, RebuildImage, ReviseModel, Save, Sleep, Stop
+from controlplane.commands import Load, RebuildImage, RemoveImage, ReviseModel, Save, Sleep, Stop
 from controlplane.events import ImageBuilt, ImageFailed, InstanceFailed, InstanceUp, OperationFailed, OperationSucceeded
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker import hostmemory, knownanswer, processes
+from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.images import budget, bulk, steps
+from worker.images.reading import Reading
+from worker.images.store import Manifest, Store
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -109,6 +112,29 @@ async def test_memory_that_is_not_filled_gives_a_restore_up(
     assert set(plane.processes()) == {record.holder.pid, record.engine.pid, record.frontend.pid}
     log = plane.directory(up.instance).log("restore").read_text()
     assert re.search(r"Error: refill: bulk-\d+ is .* now, and was", log) or "No such file" in log, "with its reason"
+
+
+async def test_an_image_that_is_removed_during_a_climb_has_not_failed(plane: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once came back as a failed one that was nowhere, and no other could be made before somebody removed it again."""
+    await plane.register("a")
+    await plane.load("a")
+    await save(plane, "a")
+    begun = list[str]()
+
+    class Late(Reading):
+        def __init__(self, store: Store, made: Manifest) -> None:
+            plane.order(RemoveImage(image=made.image))
+            store.remove(made.image)
+            begun.append(made.image)
+            super().__init__(store, made)
+
+    monkeypatch.setattr(worker_steps, "Reading", Late)
+    up = await plane.load("a")
+    assert begun and plane.of_type(InstanceUp)[-1].image is None
+    assert await says(plane, up, "whole") == "You said: whole"
+    await plane.until(lambda: not plane.fleet.images)
+    assert not plane.of_type(ImageFailed)
+    await save(plane, "a")
 
 
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:
