@@ -31,6 +31,7 @@ from controlplane.commands import (
     Sleep,
     Stop,
 )
+from controlplane.decisions import hostroom
 from controlplane.decisions.needs import held_bytes
 from controlplane.decisions.placement import mask
 from controlplane.envelope import Recorded
@@ -244,10 +245,14 @@ class Fleets(RuleBasedStateMachine):
         for device in self.sim.fleet.devices:
             self._send(ReportForeign(node=NODE, device=device))
         self.sim.run_until(Simulation.steady)
+        self.sim.run(self.sim.script.tick_ms)  # what is due now
+        self.sim.run_until(Simulation.steady)
         self.holds()
         fleet = self.sim.fleet
         assert self.ended == self.accepted, "I4: not every accepted request ended, once"
         assert not fleet.waiting
+        limit = fleet.nodes[NODE].checkpoint_bytes
+        assert limit is None or hostroom.held_bytes(fleet, NODE) <= limit, "more of the host than engines may take"
         assert fold(self.sim.log) == fleet, "I7: folding the log gives the live state"
         real = {e.instance: (e.rung, e.model if e.rung is Rung.UP else None, e.grant) for e in self.sim.engines.values()}
         believed = {i.instance: (i.rung, i.model if i.rung is Rung.UP else None, i.grant) for i in fleet.instances.values()}
