@@ -26,9 +26,11 @@ from controlplane.events import (
     ImageRemoved,
     InstanceDirected,
 )
+from controlplane.fleet.callers import Operation
 from controlplane.fleet.images import is_pinned
 from controlplane.fleet.members import ANEW, REBUILD, Image, Instance, Model
 from controlplane.fleet.state import Fleet
+from controlplane.quantities import need_and_limit
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
@@ -150,6 +152,17 @@ def _ask_for_place(draft: Draft, instance: Instance, model: Model | None, operat
     if idle:
         victim = min(idle, key=lambda i: (i.idle_since_ms, i.instance))
         descent.direct(draft, victim, Rung.SLEEP, "evicted", victim_of=instance.model, operation=operation)
+
+
+def waits_for_place(fleet: Fleet, operation: Operation) -> str | None:
+    """What an operator's save still waits for, with both numbers; None: it is under way."""
+    waiting = [i for i in fleet.instances.values() if i.model == operation.model and i.rung in (Rung.SLEEP, Rung.CHECKPOINT)]
+    if not waiting or any(i.directive is not None and i.directive.operation == operation.operation for i in waiting):
+        return None
+    model = fleet.models.get(operation.model or "")
+    device = fleet.devices.get(waiting[0].device or "")
+    needs, has = need_and_limit(_need(fleet, waiting[0], model), device.usable_bytes if device is not None else 0)
+    return f"the proof of its image needs {needs} of {waiting[0].device} ({has}), and others held too much of it"
 
 
 def renew(draft: Draft) -> None:

@@ -53,6 +53,9 @@ def _deadlines(draft: Draft) -> None:
     for load in loads(draft.fleet):
         if now - load.requested_ms >= OVERDUE_MS:
             fail(draft, load, "queue_timeout", f"{load.model} was not up after {OVERDUE_MS // 1000} s")
+    for save in [o for o in draft.fleet.operations.values() if o.kind == "save"]:
+        if now - save.requested_ms >= OVERDUE_MS and (lacks := images.waits_for_place(draft.fleet, save)) is not None:
+            fail(draft, save, "queue_timeout", f"after {OVERDUE_MS // 1000} s: {lacks}")
 
 
 def _idle(draft: Draft) -> None:

@@ -82,6 +82,8 @@ class PostgresLog:
                 await connection.execute(_TRY_ROOM, timeout=APPEND_S)
             except asyncpg.DiskFullError as error:
                 raise Full(error.args[0]) from error
+            except asyncpg.InsufficientPrivilegeError:
+                pass  # a role without TEMP can't try: the next append will tell
             finally:
                 await trying.rollback()
 

@@ -38,6 +38,18 @@ async def test_not_even_the_owner_changes_an_event(written: PostgresLog, owner_d
     await connection.close()
 
 
+async def test_room_that_a_role_may_not_try_counts_as_there(log: PostgresLog, owner_database: str) -> None:
+    owner = await asyncpg.connect(owner_database)
+    name = await owner.fetchval("select quote_ident(current_database())")
+    await log.room()
+    await owner.execute(f"revoke temporary on database {name} from public")
+    try:
+        await log.room()
+    finally:
+        await owner.execute(f"grant temporary on database {name} to public")
+        await owner.close()
+
+
 async def test_processes_that_race_leave_no_gap_and_no_double(log: PostgresLog, database: str) -> None:
     epoch = await log.begin_reign("here", 1)
     writers = [log, await PostgresLog.open(database), await PostgresLog.open(database)]

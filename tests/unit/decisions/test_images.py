@@ -19,6 +19,7 @@ from controlplane.commands import (
     Stop,
     Tick,
 )
+from controlplane.decisions.limits import OVERDUE_MS
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
@@ -101,6 +102,18 @@ def test_a_sleeper_whose_place_is_in_use_is_saved_when_it_is_free() -> None:
     story.when(ReportEnded(node="n1", instance=e.instance, directive=number, took_ms=1))
     assert story.directive(name)[1].rung is Rung.SAVED
     assert [o.kind for o in story.fleet.operations.values()] == ["save"]
+
+
+def test_a_save_that_finds_no_place_ends_and_says_what_it_lacked() -> None:
+    story = with_models(house(), spec("b")).given(Sleep(model="a"))
+    story.report_slept(story.instance_of("a").instance).bring_up("b")
+    story.given(Admit(request="req_1", model="b", gateway="gw_1", kind="chat", streamed=True, prompt_bytes=9))
+    story.when(Save(model="a")).then("OperationRequested")
+    story.when(Tick(), after_ms=OVERDUE_MS - 1).then_nothing()
+    story.when(Tick(), after_ms=1).then(("OperationFailed", {"kind": "save", "code": "queue_timeout"}))
+    failed = story.events[-1].event
+    assert "needs 800 B of dev0 (800 B), and others held too much of it" in failed.message
+    assert story.instance_of("a").rung is Rung.SLEEP
 
 
 def test_an_idle_model_goes_down_one_rung_after_the_other() -> None:
