@@ -1,6 +1,7 @@
 """Filling a device: what is to be done is planned first (pure), then done in one go by the device's lane."""
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pool.gpu import Block, Gpu, NoDeviceMemory
-from pool.journey import Journey, Route
+from pool.journey import InFlight, Journey, Route
 from pool.making import Making, ahead
 from pool.messages import Filled, Shard
 from pool.pace import FREE, Pace
@@ -19,6 +20,7 @@ from pool.slabs import Slabs
 RESERVE_BYTES = 64 << 20
 """Left on the device: a driver without any memory fails at kernels' local memory, in whoever launches next."""
 _USERS_SHOWN = 6
+log = logging.getLogger("pool")
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,19 @@ def _filled(slabs: Slabs, shards: tuple[Shard, ...], begun: float) -> Filled:
 
 
 def _undo(journey: Journey, made: OnDevice) -> None:
+    """Nothing may be in flight into memory that goes. Raises OSError; InFlight: the memory is kept for the bytes to come."""
     try:
-        journey.abandon()  # nothing may be in flight into memory that goes
-    finally:
+        journey.abandon()
+    except InFlight as error:
+        kept = sum(block.size for block in made.blocks)
+        log.error("memory_kept", extra={"device": journey.gpu.uuid, "bytes": kept, "why": str(error)})
+        made.blocks.clear()  # nobody's any more: it goes with this process
         free(journey.gpu, made)
+        raise
+    except BaseException:
+        free(journey.gpu, made)
+        raise
+    free(journey.gpu, made)
 
 
 def free(gpu: Gpu, made: OnDevice) -> int:

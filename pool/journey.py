@@ -1,6 +1,7 @@
 """The bytes of one fill on their way: over the device's own link, and through devices that help."""
 
 import contextlib
+import errno
 import logging
 import queue
 import threading
@@ -15,7 +16,13 @@ from pool.paths import PIECE_BYTES, RING_BUFFERS, Dealer, pieces
 from pool.slabs import Slab
 from pool.topology import LINK_BYTES_PER_S
 
+STALL_S = 20.0
+"""A helper sends a piece a millisecond. One that has sent none for so long hangs in its driver."""
 log = logging.getLogger("pool")
+
+
+class InFlight(OSError):
+    """A copy can't be waited for: it may still arrive, so where it goes to must stay."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Helper:
         self._sent = 0
         self._seconds = 0.0
         self._roomless = False
+        self._stuck = False
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"pool-helper-{gpu.uuid}", daemon=True)
@@ -65,13 +73,23 @@ class Helper:
         """No more is given: wait for all of it. What was not sent, for want of memory for the ring or for a stop, comes back.
         Its ring goes a moment later: giving memory back takes a millisecond, and nobody need wait for it.
 
-        Raises OSError when a copy failed; nothing is in flight then either. Twice is fine.
+        Raises OSError when a copy failed, and nothing is in flight then either; InFlight when nothing has moved for `STALL_S`.
+        Twice is fine, and the second time nobody waits for one that hangs.
         """
         self._cargo.put(None)
-        self._over.wait()
+        moved = self._sent
+        while not self._over.wait(0 if self._stuck else STALL_S):
+            if self._stuck or self._sent == moved:
+                self._stuck = True
+                raise InFlight(errno.ETIMEDOUT, f"{self.device} has sent nothing for {STALL_S:g} s, {moved} bytes before that")
+            moved = self._sent
         if self._error is not None:
             raise self._error
         return list(self.returned())
+
+    def stop(self) -> None:
+        """It begins no other piece."""
+        self._stop.set()
 
     @property
     def stopped(self) -> bool:
@@ -204,8 +222,22 @@ class Journey:
         return bool(taken)
 
     def abandon(self) -> None:
-        """Nothing is in flight when this returns, whatever a helper has met. Raises OSError for the device itself."""
+        """Nothing is in flight when this returns, whatever a helper has met: what is on its way arrives, the rest is not sent.
+
+        Raises InFlight for a helper that hangs, OSError for the device itself.
+        """
         for helper in self._helpers:
-            with contextlib.suppress(Exception):  # it has failed, and that is why
+            helper.stop()
+        hangs: InFlight | None = None
+        for helper in self._helpers:
+            try:
                 helper.end()
-        self.gpu.wait()
+            except InFlight as error:
+                hangs = error
+            except Exception as error:
+                log.info("abandoned", extra={"device": helper.device, "why": repr(error)})  # it has failed, and that is why
+        try:
+            self.gpu.wait()
+        finally:
+            if hangs is not None:
+                raise hangs

@@ -6,11 +6,12 @@ import time
 
 import pytest
 
+from pool import fill
 from pool.gpu import Block
-from pool.journey import Journey, Route
+from pool.journey import InFlight, Journey, Route
 from pool.paths import PIECE_BYTES, RING_BYTES
 from pool.routes import Routes
-from pool.slabs import Slab
+from pool.slabs import Slab, Slabs
 from pool.topology import Place, Topology
 from tests.fakegpu import MIB, FakeGpu, FakeRelay
 from tests.poolroom import wait_for
@@ -184,3 +185,39 @@ def test_a_helper_without_a_thread_keeps_no_other_waiting(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="new thread"):
         Journey(target, (Route(None, 0.4), Route(one, 0.3), Route(other, 0.3)))
     wait_for(lambda: not one.rings)
+
+
+def test_an_abandoned_copy_sends_nothing_but_what_is_on_its_way(pair, source) -> None:  # type: ignore[no-untyped-def]
+    target, helper = pair
+    helper.ring_gate.clear()
+    route = Route(helper, 0.5)
+    journey = Journey(target, (Route(None, 0.5), route))
+    block = target.create(SIZE, journey.writers)
+    journey.send(block, Slab(ctypes.addressof(source), SIZE))
+    wait_for(lambda: helper.taken == 1)
+    leaving = threading.Thread(target=journey.abandon)
+    leaving.start()
+    wait_for(route.stop.is_set)
+    assert leaving.is_alive(), "one piece is on its way into memory that would go"
+    helper.ring_gate.set()
+    leaving.join(20)
+    assert (leaving.is_alive(), helper.taken, len(helper.relayed)) == (False, 1, 1)
+    target.destroy(block)
+
+
+def test_a_helper_that_hangs_ends_the_fill_and_keeps_the_memory_that_it_may_still_write(pair, source, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("pool.journey.STALL_S", 0.1)
+    target, helper = pair
+    helper.ring_gate.clear()
+    target.total_bytes = 1 << 30
+    slabs = Slabs("ws_a")
+    slabs.parts = [Slab(ctypes.addressof(source), SIZE)]
+    slabs.parts[0].register(target)
+    monkeypatch.setattr(target, "wait", lambda: wait_for(lambda: helper.taken == 1))
+    with pytest.raises(InFlight, match=r"GPU-helper has sent nothing for 0\.1 s, 0 bytes before"):
+        fill.fill(target, slabs, lambda made: None, (Route(None, 0.5), Route(helper, 0.5)))
+    (block,) = target.blocks.values()
+    helper.ring_gate.set()
+    wait_for(lambda: not helper.rings)
+    assert ctypes.string_at(block.address, SIZE) != bytes(SIZE), "what it sent later arrived in memory that nobody else has"
+    target.destroy(block)
