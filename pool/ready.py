@@ -15,13 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pool.arena import READY, Arena, Draft
 from pool.devices import Devices
 from pool.huge import allocate
 from pool.manifest import Manifest, segment_name
+from pool.placement import RESERVE_BYTES
 from pool.slabs import Slab
-from pool.spares import Make, Shed, Spare, matched, next_step
+from pool.spares import Make, Shed, Spare, least_wanted, matched, next_step
 from pool.way import Way
 
 CHUNK_BYTES = 8 << 20
@@ -95,11 +97,25 @@ class Ready:
         near = {*planned, None}
         for far in [one for one in self._spares if not anywhere and one.size in sizes and one.node not in near]:
             await self._shed(far)  # it would count as what is wanted, and be refused each time
-        fresh = sum(size for number, size in enumerate(sizes) if number not in found)
-        while self._spares and (self.size_bytes > free_bytes or fresh > await asyncio.to_thread(self._arena.room)):
-            await self._shed(max(self._spares, key=lambda spare: spare.size))
+        fresh = Counter[int | None]()
+        for number in set(range(len(sizes))).difference(found):
+            fresh[planned[number] if planned else None] += sizes[number]
+        await self._make_way(fresh, free_bytes)
         self._changed.set()
         return found
+
+    async def _make_way(self, fresh: Counter[int | None], free_bytes: int) -> None:
+        """fresh: memory node -> bytes that are to come from it, or from any (None). On each what lies ready makes way for them:
+        that is how they were planned. The host's room and the budget have no nodes."""
+        if any(node is not None for node in fresh):
+            nodes = await asyncio.to_thread(self._arena.nodes.nodes)
+            left = {node.number: node.free_bytes - RESERVE_BYTES for node in nodes}
+            for spare in sorted(self._spares, key=lambda spare: -spare.size):
+                if spare.node in left and left[spare.node] < fresh[spare.node]:
+                    await self._shed(spare)
+                    left[spare.node] += spare.size
+        while self._spares and (self.size_bytes > free_bytes or fresh.total() > await asyncio.to_thread(self._arena.room)):
+            await self._shed(max(self._spares, key=lambda spare: (fresh[spare.node] > 0, spare.size)))
 
     async def take_back(self, draft: Draft) -> None:
         """The draft comes to nothing: its memory does not."""
@@ -158,7 +174,7 @@ class Ready:
             case Make(size_bytes=size):
                 await self._make(size)
             case Shed(size_bytes=size):
-                await self._shed(next(spare for spare in self._spares if spare.size == size))
+                await self._shed(least_wanted(self._spares, size, self._wanted, self._planned))
             case None:
                 return False
         return True
@@ -166,10 +182,9 @@ class Ready:
     async def _make(self, size: int) -> None:
         path = self._path()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        node = self._node_for(size)
-        self._arena.nodes.prefer(fd, size, node)
+        self._arena.nodes.prefer(fd, size, self._node_for(size))
         loop = asyncio.get_running_loop()
-        chunk: asyncio.Future[None] | None = None
+        chunk: asyncio.Future[Any] | None = None
         try:
             for at in range(0, size, CHUNK_BYTES):
                 await self._way.clear()
@@ -177,13 +192,15 @@ class Ready:
                 chunk = loop.run_in_executor(self._thread, allocate, fd, at, min(CHUNK_BYTES, size - at))
                 await asyncio.shield(chunk)
                 self._longest_s = max(self._longest_s, time.monotonic() - begun)
+            chunk = loop.run_in_executor(self._thread, self._arena.nodes.found, [fd], [size])
+            found = await asyncio.shield(chunk)
         except BaseException:
             if chunk is not None:
                 await asyncio.wait([chunk])  # the descriptor's number may be another file's as soon as it is closed
             os.close(fd)
             path.unlink()
             raise
-        self._spares.append(Spare(path, fd, size, dirty=False, node=node))
+        self._spares.append(Spare(path, fd, size, dirty=False, node=found[0] if found else None))
 
     def _node_for(self, size: int) -> int | None:
         """Of the segments of this size that are wanted, where the next one is missing."""

@@ -27,16 +27,16 @@ class Spare:
 
     def become(self, path: Path, size: int) -> None:
         """The segment of a set, of this size. Raises OSError: then it is as large as it was."""
-        self.path.rename(path)
-        self.path = path
-        if size < self.size:
-            os.ftruncate(self.fd, size)
-        elif size > self.size:
-            try:
+        try:
+            self.path.rename(path)
+            self.path = path
+            if size < self.size:
+                os.ftruncate(self.fd, size)
+            elif size > self.size:
                 allocate(self.fd, self.size, size - self.size)
-            except OSError:
-                os.ftruncate(self.fd, self.size)
-                raise
+        except OSError:
+            os.ftruncate(self.fd, self.size)  # where it shall lie was said of the longer one already
+            raise
         self.size = size
 
 
@@ -66,6 +66,14 @@ def next_step(have: Sequence[int], wanted: Sequence[int], allowed_bytes: int) ->
         if missing[size] and surplus and kept + size <= allowed_bytes:
             return Shed(max(surplus))
     return None
+
+
+def least_wanted(have: Sequence[Spare], size: int, wanted: Sequence[int], nodes: Sequence[int | None] = ()) -> Spare:
+    """Of those of a size, one of the memory node that has most more of them than are wanted there; the first, if none has."""
+    planned = Counter(node for each, node in zip(wanted, nodes, strict=False) if each == size)
+    sized = [spare for spare in have if spare.size == size]
+    there = Counter(spare.node for spare in sized)
+    return max(sized, key=lambda spare: there[spare.node] - planned[spare.node] if planned else 0)
 
 
 def matched(have: Sequence[Spare], sizes: Sequence[int], nodes: Sequence[int | None] = ()) -> dict[int, Spare]:

@@ -8,8 +8,11 @@ import pytest
 
 from pool.arena import READY, Arena
 from pool.devices import Devices
+from pool.numa import MemoryNode
+from pool.placement import RESERVE_BYTES
 from pool.ready import Ready
 from pool.way import Way
+from tests.poolroom import until
 
 MIB = 1 << 20
 
@@ -55,4 +58,39 @@ async def test_memory_on_a_node_that_is_not_wanted_goes_and_where_nothing_is_pla
         for spare in (await ready.claim((2 * MIB,), planned, free_bytes=8 * MIB)).values():
             os.close(spare.fd)
         assert ready.size_bytes == left
+    await ready.close()
+
+
+async def test_what_is_made_ahead_lies_where_the_kernel_says_and_not_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = Arena(tmp_path)
+    asked: list[int | None] = []
+    monkeypatch.setattr(arena.nodes, "prefer", lambda fd, size, node: asked.append(node))
+    monkeypatch.setattr(arena.nodes, "found", lambda fds, sizes: (1,) if os.fstat(fds[0]).st_blocks else ())
+    ready = Ready(arena, Devices(arena, Way()), Way(), lambda: 2 * MIB)
+    ready.start(())
+    assert not await ready.claim((2 * MIB,), (0,), free_bytes=8 * MIB)
+    await until(lambda: ready.size_bytes == 2 * MIB)
+    assert (asked, ready.node_bytes) == ([0], {1: 2 * MIB}), "node 0 had no more"
+    await ready.close()
+
+
+async def test_memory_makes_way_on_the_node_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / READY).mkdir()
+    for number in range(4):
+        with (tmp_path / READY / str(number)).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * MIB)
+    arena = Arena(tmp_path)
+    left = {0: RESERVE_BYTES + MIB, 1: RESERVE_BYTES + 64 * MIB}
+    nodes = [MemoryNode(number=number, total_bytes=64 << 30, free_bytes=free) for number, free in left.items()]
+    monkeypatch.setattr(arena.nodes, "nodes", lambda: nodes)
+    ready = Ready(arena, Devices(arena, Way()), Way(), lambda: 8 * MIB)
+    ready.start(())
+    for number, spare in enumerate(ready._spares):
+        spare.node = number // 2
+    assert not await ready.claim((5 * MIB,), (1,), free_bytes=16 * MIB)
+    assert ready.node_bytes == {0: 4 * MIB, 1: 4 * MIB}, "there is room on that one"
+    assert not await ready.claim((5 * MIB,), (0,), free_bytes=16 * MIB)
+    assert ready.node_bytes == {1: 4 * MIB}
     await ready.close()

@@ -10,8 +10,9 @@ import pytest
 
 from pool.arena import Arena
 from pool.layout import gaps
+from pool.nodes import Nodes
 from pool.slabs import Slab
-from pool.spares import Make, Shed, Spare, matched, next_step
+from pool.spares import Make, Shed, Spare, least_wanted, matched, next_step
 
 
 @pytest.mark.parametrize(
@@ -112,3 +113,26 @@ def test_memory_that_can_not_grow_is_the_drafts_to_give_back(tmp_path: Path, mon
         assert draft.fds == [found.fd], "else nobody would close it, and its memory would be gone for good"
         assert (found.path.parent, found.size, os.fstat(found.fd).st_size) == (draft.path, 4096, 4096)
     draft.discard()
+
+
+def test_memory_that_can_not_be_renamed_is_as_long_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lengthened(nodes: Nodes, fd: int, size: int, node: int | None) -> None:
+        os.ftruncate(fd, size)  # as what says where a segment lies does
+
+    monkeypatch.setattr(Nodes, "prefer", lengthened)
+    draft = Arena(tmp_path).begin((8192,), {})
+    with dirty(tmp_path / "spare", 4096) as found:
+        draft.use({0: found}, (1,))
+        found.path.unlink()
+        with pytest.raises(FileNotFoundError):
+            draft.allocate(0)
+        assert (found.size, os.fstat(found.fd).st_size) == (4096, 4096)
+    draft.discard()
+
+
+def test_of_a_size_that_is_too_much_goes_what_lies_where_fewer_are_wanted() -> None:
+    near, far, other = spare(4), spare(4), spare(9)
+    near.node, far.node, other.node = 0, 1, 1
+    assert least_wanted([near, other, far], 4, (4, 9), (0, 1)) is far
+    assert least_wanted([near, other, far], 4, (4, 9), (1, 1)) is near
+    assert least_wanted([near, other, far], 4, (), ()) is near
