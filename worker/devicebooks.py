@@ -1,7 +1,7 @@
 """What is in use of each GPU of the node and whose it is, as measured; what others have there is told to the plane."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Final
 
@@ -37,14 +37,26 @@ class DeviceBooks:
         self._strangers = {device: Strangers(size) for device, size in self._sizes.items()}
         self._pool: Described | None = None
         self._ours: set[int] = set()
-        """Those that the driver lists or may list; one of them that has ended may be listed for a moment more."""
+        """Those that the driver lists or may list; one of them that has ended may be listed for a moment more. Looked at and
+        changed by the event loop's thread alone."""
 
     async def measure(self, pool: Described | None, *, certain: bool = False) -> dict[str, DeviceBytes]:
         """Of each GPU whose driver answers. `pool`: its word of now; None: it is away. `certain`: as in `Strangers.look`."""
         self._pool = pool or self._pool
         if not self._sizes or self._pool is None:
             return {}
-        found = await asyncio.to_thread(self._measured, self._pool, tuple(self._engines()))
+        residents: dict[str, list[Resident]] = {}
+        self._ours.add(self._pool.pid)
+        for record, state in self._engines():
+            if record.engine is not None:
+                self._ours.add(record.engine.pid)
+            for device, resident in ranks.residents(record, state).items():
+                residents.setdefault(device, []).append(resident)
+                self._ours.add(resident.pid)
+        known = frozenset(self._ours)
+        found, listed = await asyncio.to_thread(self._measured, self._pool, residents, known)
+        # The number of one that is gone may be given to a stranger. Who came during this look is for another one to judge.
+        self._ours -= known - listed
         for device, owners in found.items():
             told = (pool is not None or certain) and self._strangers[device].look(owners.foreign, certain=certain)
             if told:  # not while the pool is away: the next daemon's memory is not known for its own yet
@@ -60,15 +72,10 @@ class DeviceBooks:
         except Exception:  # who asks has a failure of his own to tell
             log.exception("not_measured")
 
-    def _measured(self, pool: Described, engines: Iterable[tuple[Record, State | None]]) -> dict[str, DeviceBytes]:
-        residents: dict[str, list[Resident]] = {}
-        self._ours.add(pool.pid)
-        for record, state in engines:
-            if record.engine is not None:
-                self._ours.add(record.engine.pid)
-            for device, resident in ranks.residents(record, state).items():
-                residents.setdefault(device, []).append(resident)
-                self._ours.add(resident.pid)
+    def _measured(
+        self, pool: Described, residents: Mapping[str, list[Resident]], ours: Set[int]
+    ) -> tuple[dict[str, DeviceBytes], set[int]]:
+        """With all pids that the driver lists. In a thread of its own: two looks may be taken at once, and share nothing."""
         sets = {one.device: one.resident_bytes for one in pool.devices}
         found, listed = {}, set[int]()
         for device in self._sizes:
@@ -77,10 +84,9 @@ class DeviceBooks:
                 listed |= processes.keys()
                 found[device] = ledger(
                     processes, used_bytes=used, pool_pid=pool.pid, pool_set_bytes=sets.get(device, 0),
-                    engines=residents.get(device, []), former=self._ours,
+                    engines=residents.get(device, []), former=ours,
                 )  # fmt: skip
-        self._ours &= listed  # the number of one that is gone may be given to a stranger
-        return found
+        return found, listed
 
 
 def program(pid: int) -> str:

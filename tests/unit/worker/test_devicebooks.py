@@ -112,3 +112,27 @@ async def test_a_driver_that_hangs_keeps_nobody_from_saying_that_there_was_no_ro
         await machine.books.doubt()
     assert not answers.is_set()
     answers.set()
+
+
+async def test_an_engine_that_came_during_a_look_is_ours_whatever_that_look_has_seen(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await machine.looks()
+    listed, there, gate = gpus.processes, threading.Event(), threading.Event()
+
+    def held(device: str) -> dict[int, int]:
+        seen = dict(listed(device) or {})
+        there.set()
+        assert gate.wait(20)
+        return seen
+
+    monkeypatch.setattr(gpus, "processes", held)
+    early = asyncio.create_task(machine.books.measure(POOL))
+    assert await asyncio.to_thread(there.wait, 20)
+    monkeypatch.setattr(gpus, "processes", listed)
+    machine.engine(11)
+    await machine.books.doubt()
+    gate.set()
+    await early
+    machine.engines = []  # it has ended, and the driver lists it for a moment more
+    assert await machine.looks(5) == []
