@@ -8,7 +8,8 @@ from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import ATTEMPTS, INSPECTION_MS, QUEUE_LIMIT
 from controlplane.decisions.needs import cannot_fit, refusal_code
-from controlplane.decisions.schedule import Wait, advance, bound_passed, climbs, route
+from controlplane.decisions.schedule import advance, bound_passed, climbs, route
+from controlplane.decisions.waits import Wait
 from controlplane.events import RequestAccepted, RequestInterrupted, RequestQueued
 from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet

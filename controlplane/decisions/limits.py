@@ -20,6 +20,9 @@ REOPENED_MS: Final = 2_000
 """An interrupted request is not sent to the instance that lost it for so long: the worker's word of a death may come after
 the gateway's. A worker sees a death within milliseconds, a frontend's restart takes about a second."""
 
+RENEWED_MS: Final = 10_000
+"""The numbers in a waiter's sentence (bytes, processes of others) are told anew when they are other ones, at most so often."""
+
 INSPECTION_MS: Final = 60_000
 """A model that no node has inspected is waited for so long after it was registered; then its requests are refused."""
 

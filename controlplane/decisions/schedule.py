@@ -5,10 +5,6 @@ climb). Each entry is routed, joins a climb, starts one, or claims the place it 
 only where they don't delay it. Every waiting request then carries a code and a sentence that say what it waits for.
 """
 
-from bisect import bisect_left
-
-import msgspec
-
 from controlplane import ids
 from controlplane.decisions import foothold, foreign, room, standing
 from controlplane.decisions.board import Board, Plan
@@ -18,29 +14,13 @@ from controlplane.decisions.limits import BOUND_MS, REOPENED_MS
 from controlplane.decisions.needs import cannot_fit, device_bytes, wanted
 from controlplane.decisions.plan import plan
 from controlplane.decisions.verdict import give_up, loads, reject, succeed
-from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
+from controlplane.decisions.waits import Wait, Want, announce
+from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestRouted
 from controlplane.fleet.callers import Request
 from controlplane.fleet.members import Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
-
-
-class Want(msgspec.Struct, frozen=True):
-    """All that waits for one model. `order` and `since_ms` are those of the first to come."""
-
-    order: int
-    since_ms: int
-    model: str
-    operation: str
-    """What its climb is recorded under: the first one's own."""
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """Why it can't run yet."""
-
-    code: str
-    reason: str
 
 
 def advance(draft: Draft) -> None:
@@ -49,7 +29,7 @@ def advance(draft: Draft) -> None:
         return
     board = Board()
     waits = [(want, _serve(draft, want, board)) for want in wants(draft.fleet)]
-    _announce(draft, [(want, wait) for want, wait in waits if wait is not None])
+    announce(draft, [(want, wait) for want, wait in waits if wait is not None])
 
 
 def wants(fleet: Fleet) -> list[Want]:
@@ -228,21 +208,3 @@ def _occupied(fleet: Fleet, found: Plan) -> Wait:
         return Wait("slot_busy", f"slot busy: {other.model} runs {count} on {where}")
     names = sorted({i.model or i.instance for i in (*occupants, *(fleet.instances[v] for v in found.victims))})
     return Wait("descending", f"{', '.join(names)} leaves {where} to make room")
-
-
-def _announce(draft: Draft, waits: list[tuple[Want, Wait]]) -> None:
-    """Tell those whose reason is a new kind of reason; a place that merely moved up is not worth an event."""
-    orders: list[int] | None = None
-    for want, wait in waits:
-        for waiting in draft.fleet.waiting.get(want.model, ()):
-            request = draft.fleet.requests[waiting]
-            if request.code == wait.code:
-                continue
-            if orders is None:
-                fleet = draft.fleet
-                orders = sorted(fleet.requests[r].order for ids_ in fleet.waiting.values() for r in ids_)
-            place = bisect_left(orders, request.order) + 1
-            draft.emit(
-                RequestQueued(request=waiting, model=want.model, code=wait.code, reason=wait.reason, place=place),
-                operation=request_operation(waiting),
-            )

@@ -23,6 +23,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     code: str = ""
     reason: str = ""
+    queued_ms: int = 0
+    """When it was told why it waits, last."""
     lease_on: str | None = None
     """The instance that climbs, or climbed, for it."""
     failed_climbs: int = 0

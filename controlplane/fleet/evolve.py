@@ -100,7 +100,7 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one ca
         case RequestFinished() | RequestFailed() | RequestCancelled() as e:
             return requests.ended(fleet, e, at)
         case RequestQueued() as e:
-            return requests.queued(fleet, e)
+            return requests.queued(fleet, e, at)
         case RequestInterrupted() as e:
             return requests.interrupted(fleet, e, at)
         case GrantGiven() as e:

@@ -28,9 +28,9 @@ def accepted(fleet: Fleet, e: RequestAccepted, at: int, position: int) -> Fleet:
     return replace(fleet, requests=fleet.requests.set(e.request, request), waiting=waiting)
 
 
-def queued(fleet: Fleet, e: RequestQueued) -> Fleet:
+def queued(fleet: Fleet, e: RequestQueued, at: int) -> Fleet:
     known = fleet.requests[e.request]
-    return replace(fleet, requests=fleet.requests.set(e.request, replace(known, code=e.code, reason=e.reason)))
+    return replace(fleet, requests=fleet.requests.set(e.request, replace(known, code=e.code, reason=e.reason, queued_ms=at)))
 
 
 def routed(fleet: Fleet, e: RequestRouted, at: int) -> Fleet:

@@ -159,3 +159,15 @@ def test_no_place_for_the_proof_of_an_image_is_given_in_it() -> None:
 def test_what_nobody_has_measured_yet_assumes_no_more_than_others_leave() -> None:
     story = with_models(plane(kind="gpu"), spec("a", size=400, gpu=True)).given(strangers(OTHER))
     assert wanted(story.fleet, story.fleet.models["a"]) == {"dev0": 4}
+
+
+def test_who_waits_is_told_other_numbers_but_not_each_second() -> None:
+    story = with_models(plane(), spec("a", size=600)).given(strangers(OTHER)).given(admit("req_1", "a"))
+    story.when(strangers(replace(OTHER, pid=12, size_bytes=400)), after_ms=2_000).then("ForeignMemoryFound")
+    assert "pid 4711" in reason(story, "req_1"), "it was told two seconds ago"
+    renewed = ("RequestQueued", {"code": "foreign_memory"})
+    story.when(Tick(), after_ms=8_000).then(renewed)
+    said = reason(story, "req_1")
+    assert "400 B of its 800 B are left" in said and "pid 12 (python) has 400 B" in said and "4711" not in said
+    story.when(strangers(replace(OTHER, pid=12, size_bytes=500)), after_ms=20_000).then("ForeignMemoryFound", renewed)
+    story.when(Tick(), after_ms=20_000).then_nothing()
