@@ -3,6 +3,7 @@
 A directory without a manifest is half-written and removed at the next start. What is in it is process memory: 0700.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from blake3 import blake3
 from msgspec.structs import replace
 
+from worker.images.digest import digest
+from worker.images.exchange import exchange
 from worker.images.fingerprint import Fingerprint, MappedFile
 
 MANIFEST: Final = "manifest.json"
 DRAFT: Final = ".draft"
+ASIDE: Final = f".aside{DRAFT}"
+"""An image that another is about to replace, where a disk can't exchange the two."""
 TRIES: Final = 2
 """Restores of one image that may fail before it counts as failed: a first one may have met a busy machine."""
 _LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
@@ -85,9 +89,17 @@ class Store:
         self.root = root
 
     def sweep(self) -> list[str]:
-        """At a worker's start: remove what was half written, as far as the disk lets it; names of what was found."""
+        """At a worker's start: remove what was half written, as far as the disk lets it; names of what was found.
+
+        An image that was put aside for one that never took its place is put back.
+        """
         if not self.root.is_dir():
             return []
+        for aside in self.root.glob(f"*{ASIDE}"):
+            image = self.root / aside.name.removesuffix(ASIDE)
+            if (aside / MANIFEST).is_file() and not image.exists():
+                with contextlib.suppress(OSError):  # as below
+                    aside.rename(image)
         left = [path for path in self.root.iterdir() if path.name.endswith(DRAFT) or not (path / MANIFEST).is_file()]
         for path in left:
             shutil.rmtree(path, ignore_errors=True)  # a worker starts without its images rather than not at all
@@ -118,10 +130,28 @@ class Store:
         (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
         _fsync(draft / MANIFEST)
         _fsync(draft)
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
+        old = self._replace(draft, final)
         _fsync(self.root)
+        if old is not None:  # not before the disk has the new one under its name
+            shutil.rmtree(old, ignore_errors=True)
         return whole
+
+    def _replace(self, draft: Path, final: Path) -> Path | None:
+        """Give a draft its name; at every moment the old image or the new one can be found. Where the old one is now."""
+        if not final.exists():
+            draft.rename(final)
+            return None
+        if exchange(draft, final):
+            return draft
+        aside = self.root / f"{final.name}{ASIDE}"
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+        try:
+            draft.rename(final)
+        except OSError:
+            aside.rename(final)
+            raise
+        return aside
 
     def discard(self, image: str) -> None:
         """Remove a draft."""
@@ -157,10 +187,10 @@ class Store:
                 raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} has {size} bytes, not {file.size_bytes}")
         for file in manifest.files:
             try:
-                digest = _digest(directory / file.name)
+                found = digest(directory / file.name)
             except OSError as error:  # the disk fails, or it is being removed
                 raise ImageBroken("image_unreadable", f"{file.name} of {manifest.image} can't be read: {error}") from error
-            if digest != file.digest:
+            if found != file.digest:
                 raise ImageBroken("image_corrupt", f"{file.name} of {manifest.image} is not what was written")
 
     def path(self, image: str) -> Path:
@@ -211,11 +241,7 @@ class Store:
 
 
 def _file(path: Path) -> File:
-    return File(path.name, path.stat().st_size, _digest(path))
-
-
-def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() if path.stat().st_size else blake3().hexdigest()
+    return File(path.name, path.stat().st_size, digest(path))
 
 
 def _fsync(path: Path) -> None:

@@ -56,7 +56,7 @@ async def test_a_file_that_can_t_be_read_is_a_broken_image(tmp_path: Path, monke
 
     store = Store(tmp_path)
     manifest = image(store, "whole")
-    monkeypatch.setattr(images_store, "_digest", failing)
+    monkeypatch.setattr(images_store, "digest", failing)
     with pytest.raises(ImageBroken, match="Input/output error") as broken:
         await Reading(store, manifest).done()
     assert broken.value.code == "image_unreadable"

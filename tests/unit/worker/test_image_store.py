@@ -1,0 +1,147 @@
+"""Images on disk: none is lost while another takes its place, and what can't be read is an error and no more."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from worker.images import digest as digests
+from worker.images import store as stores
+from worker.images.digest import digest
+from worker.images.fingerprint import Fingerprint
+from worker.images.store import ImageBroken, Manifest, Store
+
+MADE = Fingerprint(
+    configuration="cfg_1", engine="fake", python="3", torch="", kernel="6", libc="2", criu="4", cpu="one", namespaces="apart",
+    node="n1",
+)  # fmt: skip
+
+
+class Cut(BaseException):
+    """The power goes."""
+
+
+def drafted(store: Store, text: str) -> Manifest:
+    (store.draft("img_a") / "pages-1.img").write_text(text)
+    return Manifest(
+        image="img_a", fingerprint=MADE, mapped=(), files=(), pid=1001, place="/", skeleton_bytes=1, made_ms=1, proof=""
+    )
+
+
+def whole(store: Store) -> str:
+    """What the image has; it is one that may be used."""
+    store.verify(store.read("img_a"))
+    return (store.path("img_a") / "pages-1.img").read_text()
+
+
+@pytest.fixture(params=["exchanged", "put aside"])
+def store(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "put aside":
+        monkeypatch.setattr(stores, "exchange", lambda one, other: False)
+    return Store(tmp_path / "images")
+
+
+def test_a_new_image_takes_the_place_of_an_old_one_and_nothing_else_is_left(store: Store) -> None:
+    for text in ("old", "new", "newest"):
+        store.publish(drafted(store, text))
+        assert whole(store) == text
+        assert [path.name for path in store.root.iterdir()] == ["img_a"]
+
+
+def test_wherever_the_power_goes_one_of_the_two_is_there_afterwards(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut before each step that changes a name or removes one, in turn, until none is left."""
+    found, left, names = list[str](), 0, ("rename", "rmtree", "exchange")
+
+    def cutting(real: object) -> object:
+        def step(*args: object, **more: object) -> object:
+            nonlocal left
+            if left == 0:
+                raise Cut
+            left -= 1
+            return real(*args, **more)  # type: ignore[operator]
+
+        return step
+
+    for steps in range(10):
+        store.publish(drafted(store, "old"))
+        manifest = drafted(store, "new")
+        with monkeypatch.context() as cut:
+            left = steps
+            for owner, name in zip((Path, stores.shutil, stores), names, strict=True):  # type: ignore[attr-defined]
+                cut.setattr(owner, name, cutting(getattr(owner, name)))
+            try:
+                store.publish(manifest)
+            except Cut:
+                ended = False
+            else:
+                ended = True
+        store.sweep()
+        found.append(whole(store))
+        assert [path.name for path in store.root.iterdir()] == ["img_a"]
+        if ended:
+            break
+    assert found[0] == "old"
+    assert found[-1] == "new"
+    assert len(found) > 2
+    assert found == sorted(found, reverse=True), "once it is the new one it stays so"
+
+
+def test_a_place_that_can_t_be_taken_leaves_the_old_image_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rename = Store(tmp_path), Path.rename
+    store.publish(drafted(store, "old"))
+    manifest = drafted(store, "new")
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "img_a.draft":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(stores, "exchange", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        store.publish(manifest)
+    assert whole(store) == "old"
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 4096, 5000, 8192, 40_001])
+def test_a_digest_is_that_of_the_whole_file_whatever_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(digests, "SLICE_BYTES", 1000)
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    assert digest(tmp_path / "file") == blake3(content).hexdigest()
+
+
+@pytest.mark.parametrize("size", [3, 5 * digests.SLICE_BYTES])
+def test_a_bad_sector_is_a_broken_image_and_not_the_worker_s_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    store = Store(tmp_path)
+    manifest, preadv = store.publish(drafted(store, "x" * size)), os.preadv
+
+    def bad(descriptor: int, rooms: list[memoryview], offset: int) -> int:
+        if offset <= size // 2 < offset + len(rooms[0]):
+            raise OSError(errno.EIO, "Input/output error")
+        return preadv(descriptor, rooms, offset)
+
+    monkeypatch.setattr(os, "preadv", bad)
+    with pytest.raises(ImageBroken, match="Input/output error") as broken:
+        store.verify(manifest)
+    assert broken.value.code == "image_unreadable"
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, size = Store(tmp_path), 5 * digests.SLICE_BYTES
+    manifest, preadv = store.publish(drafted(store, "x" * size)), os.preadv
+
+    def cut(descriptor: int, rooms: list[memoryview], offset: int) -> int:
+        os.truncate(store.path("img_a") / "pages-1.img", 5)
+        return preadv(descriptor, rooms, offset)
+
+    monkeypatch.setattr(os, "preadv", cut)
+    with pytest.raises(ImageBroken, match=r"ends at byte \d+") as broken:
+        store.verify(manifest)
+    assert broken.value.code == "image_unreadable"
