@@ -72,7 +72,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gets at once unless `parked`: then it waits for `Release`.
 
     Answer: `Held`, with the engine. Denied: `started_already`, `pid_taken`, `restore_failed`, `step_deadline`; whatever had
-    come to life by then has been ended.
+    come to life by then has been ended; `unkillable`: it has not.
     """
 
     criu: str

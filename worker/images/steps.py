@@ -52,7 +52,8 @@ async def seek(local: LocalInstance, wanted: Wanted) -> None:
 async def restore(local: LocalInstance, wanted: Wanted) -> int:
     """Bring the engine back; returns the image's bytes. Whatever hinders that leads to a cold start, not to a failure.
 
-    Raises StepFailed: `holder_died`; `no_memory`, with both numbers: a cold start would need as much.
+    Raises StepFailed: `holder_died`; `unkillable`: something of it outlives SIGKILL; `no_memory`, with both numbers: a cold
+    start would need as much.
     """
     cabinet, image = local.site.images, local.seen.image
     assert image is not None
@@ -81,6 +82,8 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
             raise
         if failure.code not in BLAMELESS:
             await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
+        if failure.code == "unkillable":
+            raise  # no other engine beside what is left of this one
         await holder(local, lambda: local.holder.kill(0))
         return 0
     await asyncio.to_thread(cabinet.store.used, image)

@@ -24,7 +24,7 @@ REAP_S: Final = 5.0
 
 
 class SurgeryFailed(Exception):
-    """`code`: `dump_failed`, `restore_failed`, `pid_taken`, `step_deadline` or the engine's own."""
+    """`code`: `dump_failed`, `restore_failed`, `pid_taken`, `step_deadline`, `unkillable` or the engine's own."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ class Surgery:
         self.parked = None
 
     async def restore(self, wanted: Restore) -> None:
-        """Raises SurgeryFailed; then nothing of it is left."""
+        """Raises SurgeryFailed; then nothing of it is left, unless its code is `unkillable`."""
         _clear_way(Path(wanted.place))
         log, work = self._directory.log("restore"), self._directory.path
         script, mark = work / "refill.sh", work / "refilled"
@@ -114,8 +114,8 @@ class Surgery:
                     raise SurgeryFailed("restore_failed", "criu succeeded, and did not fill the memory")
                 if wanted.pid not in children():
                     raise SurgeryFailed("restore_failed", f"criu succeeded, and there is no process {wanted.pid}")
-            except SurgeryFailed:
-                await self._end_all()
+            except SurgeryFailed as failure:
+                await self._end_all(wanted.pid, failure)
                 raise
         self.parked = Path(wanted.place)
 
@@ -156,8 +156,12 @@ class Surgery:
             await asyncio.sleep(POLL_S)
         raise SurgeryFailed("dump_failed", f"the engine (pid {pid}) outlived its dump")
 
-    async def _end_all(self) -> None:
-        """End what a failed restore has left: all our children are its, and orphans of theirs become ours."""
+    async def _end_all(self, engine: int, failure: SurgeryFailed) -> None:
+        """End what a failed restore has left: all our children are its, and orphans of theirs become ours.
+
+        Raises SurgeryFailed (`unkillable`) when one outlives SIGKILL; it is the instance's engine on record then, so that
+        the instance is not cleared away while it is there.
+        """
         for _ in range(round(REAP_S / POLL_S)):
             left = children()
             if not left:
@@ -166,6 +170,13 @@ class Surgery:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(POLL_S)
+        if left := children():
+            self._directory.edit(engine=self._census.outside(engine if engine in left else left[0]))
+            pids = ", ".join(map(str, left))
+            raise SurgeryFailed(
+                "unkillable",
+                f"pid {pids} of a failed restore outlives SIGKILL by {REAP_S:g} s; it failed with: {failure.message}",
+            ) from failure
 
     def _nothing(self) -> Path:
         """An empty directory."""

@@ -20,6 +20,7 @@ from tests.workshop import MIB, Plant
 from worker import hostmemory, knownanswer, processes
 from worker import steps as worker_steps
 from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderLink
 from worker.images import budget, bulk, steps
 from worker.images.reading import Reading
 from worker.images.store import Manifest, Store
@@ -153,6 +154,27 @@ async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody
     await plane.until(lambda: plane.up("a"))
     assert plane.of_type(InstanceUp)[-1].image is None
     assert not any(b"criu" in Path(f"/proc/{pid}/comm").read_bytes() for pid in plane.processes())
+
+
+async def test_no_engine_is_started_beside_what_a_failed_restore_has_left(
+    house: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+
+    async def left(*_: object, **__: object) -> None:
+        raise HolderDenied("unkillable", "pid 1001 of a failed restore outlives SIGKILL")
+
+    with monkeypatch.context() as stuck:
+        stuck.setattr(HolderLink, "restore", left)
+        house.order(Load(model="a"))
+        failed = (await house.until(lambda: house.of_type(InstanceFailed)))[-1]
+    assert (failed.step, failed.code) == ("restore", "unkillable")
+    assert "1001" in failed.message
+    assert len(house.of_type(InstanceUp)) == 1
+    assert house.processes() == []
+    assert not house.fleet.grants
 
 
 async def test_an_engine_that_does_not_come_back_in_its_build_fails_the_save_and_a_retry_works(  # N6

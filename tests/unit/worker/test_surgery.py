@@ -1,0 +1,66 @@
+"""What a failed restore leaves is ended, and what can't be ended is told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.census import Census
+from worker.holdermessages import Restore
+from worker.images import surgery
+from worker.images.surgery import Surgery, SurgeryFailed
+from worker.instancedir import InstanceDir
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """What CRIU brought back before it failed; nobody reaps it, so it is there whatever kills it."""
+    left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(surgery, "children", lambda: [left.pid] if Path(f"/proc/{left.pid}").exists() else [])
+
+    async def failing(*_: object) -> None:
+        raise SurgeryFailed("restore_failed", "criu ended with status 1")
+
+    monkeypatch.setattr(Surgery, "_run_criu", failing)
+    return left
+
+
+async def restored(directory: InstanceDir) -> SurgeryFailed:
+    directory.create("cfg_1")
+    wanted = Restore(
+        criu="criu", directory=str(directory.path / "image"), pid=1 << 23, place=str(directory.path / "place"), deadline_ms=9
+    )
+    with pytest.raises(SurgeryFailed) as failed:
+        await Surgery(directory, Census.before()).restore(wanted)
+    return failed.value
+
+
+async def test_one_that_outlives_its_end_is_told_and_stays_on_record(
+    tmp_path: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surgery, "REAP_S", 0.05)
+    directory = InstanceDir(tmp_path / "run" / "inst", "ins_1")
+    failure = await restored(directory)
+    assert failure.code == "unkillable"
+    assert f"pid {child.pid} " in failure.message and "criu ended with status 1" in failure.message
+    record = directory.read()
+    assert record is not None and record.engine is not None and record.engine.pid == child.pid
+    assert child.wait(30) == -9
+
+
+async def test_one_that_ends_leaves_the_failure_itself(
+    tmp_path: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = os.kill
+
+    def and_reap(pid: int, number: int) -> None:
+        kill(pid, number)
+        child.wait(30)
+
+    monkeypatch.setattr(os, "kill", and_reap)
+    directory = InstanceDir(tmp_path / "run" / "inst", "ins_1")
+    assert (await restored(directory)).code == "restore_failed"
+    record = directory.read()
+    assert record is not None and record.engine is None
