@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from worker.images.digest import taken_bytes
 from worker.images.store import ImageBroken, Manifest, Store
 from worker.images.worth import Holding, surplus
 
@@ -36,8 +37,7 @@ class Budget:
         if self.given_bytes:
             return self.given_bytes
         self._store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mine = sum(path.stat().st_size for path in self._store.root.rglob("*") if path.is_file())
-        return int((shutil.disk_usage(self._store.root).free + mine) * QUOTA)
+        return int((shutil.disk_usage(self._store.root).free + taken_bytes(self._store.root)) * QUOTA)
 
     def surplus(self, *, keep: frozenset[str] = frozenset()) -> list[str]:
         """What would have to go for the rest to be within the quota, least valuable first."""

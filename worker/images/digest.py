@@ -1,4 +1,5 @@
-"""Digests of files, read and not mapped: a sector that can't be read is an error here, and would be a signal (SIGBUS) there.
+"""What is in files: how much, and its digest. They are read and not mapped: a sector that can't be read is an error
+then, and would be a signal (SIGBUS) otherwise.
 
 Hashing takes all processors, and so does reading from the page cache, in turns on two buffers: one thread alone copies a
 few GB/s, a fraction of what is hashed.
@@ -6,6 +7,7 @@ few GB/s, a fraction of what is hashed.
 
 import errno
 import os
+import stat
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,38 @@ def digest(path: Path) -> str:
         return _digest(descriptor, path, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
+
+
+def data_bytes(path: Path) -> int:
+    """Bytes of a file without its holes; all of them where its file system knows of none. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found, at, size = 0, 0, os.fstat(descriptor).st_size
+        while at < size:
+            try:
+                start = os.lseek(descriptor, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nothing but a hole from there on
+                    raise
+                break
+            at = os.lseek(descriptor, start, os.SEEK_HOLE)
+            found += at - start
+        return found
+    finally:
+        os.close(descriptor)
+
+
+def taken_bytes(directory: Path) -> int:
+    """Of the disk, by all files below a directory; what goes meanwhile takes none."""
+    return sum(_blocks(path) for path in directory.rglob("*"))
+
+
+def _blocks(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return 0
+    return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
 
 
 def _digest(descriptor: int, path: Path, size: int) -> str:

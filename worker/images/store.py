@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from worker.images.digest import digest
+from worker.images.digest import data_bytes, digest, taken_bytes
 from worker.images.exchange import exchange
 from worker.images.fingerprint import Fingerprint, MappedFile
 
@@ -43,8 +43,11 @@ class ImageBroken(Exception):
 class File(msgspec.Struct, frozen=True):
     name: str
     size_bytes: int
+    """Of the file as it is read, holes included."""
     digest: str
     """blake3, hex."""
+    data_bytes: int | None = None
+    """Without its holes; None: made when they were not looked for."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +71,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
+        """What it takes of a disk, and of memory once it is restored: no hole of a file counts (`bulk.py` leaves some)."""
+        return sum(file.size_bytes if file.data_bytes is None else file.data_bytes for file in self.files)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +231,7 @@ class Store:
 
     def size_bytes(self, image: str) -> int:
         """What it takes of the disk, whatever its manifest says."""
-        return sum(path.stat().st_size for path in (self.root / image).glob("*") if path.is_file())
+        return taken_bytes(self.root / image)
 
     def _stand(self, image: str, standing: Standing) -> Standing:
         path = self.root / image / "standing.json"
@@ -241,7 +245,7 @@ class Store:
 
 
 def _file(path: Path) -> File:
-    return File(path.name, path.stat().st_size, digest(path))
+    return File(path.name, path.stat().st_size, digest(path), data_bytes(path))
 
 
 def _fsync(path: Path) -> None:

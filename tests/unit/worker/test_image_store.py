@@ -4,14 +4,17 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from blake3 import blake3
 
 from worker.images import digest as digests
 from worker.images import store as stores
-from worker.images.digest import digest
+from worker.images.digest import digest, taken_bytes
 from worker.images.fingerprint import Fingerprint
 from worker.images.store import ImageBroken, Manifest, Store
+
+MIB = 1 << 20
 
 MADE = Fingerprint(
     configuration="cfg_1", engine="fake", python="3", torch="", kernel="6", libc="2", criu="4", cpu="one", namespaces="apart",
@@ -145,3 +148,41 @@ def test_a_file_that_is_cut_while_it_is_read_is_no_worse(tmp_path: Path, monkeyp
     with pytest.raises(ImageBroken, match=r"ends at byte \d+") as broken:
         store.verify(manifest)
     assert broken.value.code == "image_unreadable"
+
+
+def sparse(path: Path, data: int, hole: int) -> None:
+    with path.open("wb") as file:
+        file.write(os.urandom(data))
+        file.seek(hole, os.SEEK_CUR)
+        file.write(os.urandom(data))
+        file.seek(hole, os.SEEK_CUR)
+        file.truncate()
+
+
+@pytest.mark.parametrize(("data", "hole"), [(MIB, MIB), (4096, 64 * MIB), (0, MIB), (MIB, 0)])
+def test_holes_are_counted_nowhere_and_a_manifest_says_how_long_a_file_is_all_the_same(
+    tmp_path: Path, data: int, hole: int
+) -> None:
+    store = Store(tmp_path)
+    manifest = drafted(store, "")
+    draft = store.root / "img_a.draft"
+    sparse(draft / "bulk-1001.img", data, hole)
+    if data and hole and (draft / "bulk-1001.img").stat().st_blocks * 512 >= 2 * (data + hole):
+        pytest.skip("this file system has no holes")
+    made = store.publish(manifest)
+    assert made.size_bytes == 2 * data
+    assert [file.size_bytes for file in made.files] == [2 * (data + hole), 0]
+    assert 2 * data <= store.size_bytes("img_a") <= 2 * data + 4 * 4096, "the manifest, and a file system's own blocks"
+    assert 0 <= taken_bytes(store.root) - store.size_bytes("img_a") <= 4096
+    store.verify(store.read("img_a"))
+
+
+def test_a_manifest_of_before_is_read_and_says_what_it_said(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.publish(drafted(store, "whole"))
+    path = store.path("img_a") / "manifest.json"
+    known = msgspec.json.decode(path.read_bytes())
+    assert [file.pop("data_bytes") for file in known["files"]] == [5]
+    path.write_bytes(msgspec.json.encode(known))
+    assert store.read("img_a").size_bytes == 5
+    assert whole(store) == "whole"
