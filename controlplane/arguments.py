@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from controlplane import sourcename
 from controlplane.quantities import size_bytes
 from controlplane.refusal import Code, Refused
 from controlplane.spec import Argument, EngineName
@@ -51,6 +52,8 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "enforce_eager": Allowed(kind=bool),
         "compile": Allowed(kind=bool),
         "prefix_caching": Allowed(kind=bool),
+        "draft_model": Allowed(kind=str, pattern="hf:ORG/NAME@REVISION or an absolute directory"),
+        "num_speculative_tokens": Allowed(kind=int, low=1, high=16),
     },
     "fake": {
         "load_ms": Allowed(kind=int, low=0, high=_HOUR_MS),
@@ -76,7 +79,10 @@ def check(engine: EngineName, arguments: Mapping[str, object]) -> dict[str, Argu
     Raises:
         Refused: `invalid`; `details["param"]` is `arguments.<name>`.
     """
-    return {name: _checked(engine, name, arguments[name]) for name in sorted(arguments)}
+    found = {name: _checked(engine, name, arguments[name]) for name in sorted(arguments)}
+    if "num_speculative_tokens" in found and "draft_model" not in found:
+        raise _invalid("num_speculative_tokens", "argument 'num_speculative_tokens' is of a draft_model, and none is named")
+    return found
 
 
 def shaping(engine: EngineName, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
@@ -113,7 +119,18 @@ def _checked_text(name: str, value: str, allowed: Allowed) -> str:
         what, _, count = value.partition(":")
         if what not in FAULTS or not (count.isdecimal() or count == value[len(what) :]):
             raise _invalid(name, f"argument 'fail' is {value!r}, not {allowed.pattern}")
+    if name == "draft_model":
+        return _draft(name, value, allowed)
     return value
+
+
+def _draft(name: str, value: str, allowed: Allowed) -> str:
+    if value.endswith(".gguf"):
+        raise _invalid(name, f"argument {name!r} is a GGUF file, not {allowed.pattern}: this engine reads safetensors files")
+    try:
+        return sourcename.files(value)
+    except ValueError as error:
+        raise _invalid(name, f"argument {name!r}: {error}") from None
 
 
 def _invalid(name: str, message: str) -> Refused:

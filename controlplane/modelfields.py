@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from pathlib import PurePosixPath
 from typing import Final, get_args
 
+from controlplane import sourcename
 from controlplane.arguments import check
 from controlplane.quantities import duration_ms, share_cells
 from controlplane.refusal import Code, Refused
@@ -13,7 +13,6 @@ from controlplane.spec import CELLS, EngineName, Idle, ModelSpec
 
 KEYS: Final = ("name", "source", "engine", "arguments", "share", "idle", "aliases", "note")
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
-_HUB: Final = re.compile(r"hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}", re.ASCII)
 GANGS: Final = (1, 2, 4, 8)
 """Devices that an instance may take; attention heads are cut over them, and numbers of heads are multiples of these."""
 GANG_ENGINES: Final = ("vllm", "fake")
@@ -42,13 +41,20 @@ def spec_from_fields(fields: Mapping[str, object]) -> ModelSpec:
     engine = _engine(fields.get("engine", "transformers"))
     arguments = _table(fields.get("arguments", {}), "arguments")
     name = model_name(_required(fields, "name"), "name")
+    gpus = _gpus(fields.get("share", "auto"), engine)
+    if gpus > 1 and "draft_model" in arguments:
+        raise Refused(
+            Code.NOT_AVAILABLE,
+            f"arguments.draft_model: a model on {gpus} devices can have none; leave it out, or write gpus = 1",
+            param="arguments.draft_model",
+        )
     return ModelSpec(
         name=name,
         source=_source(_required(fields, "source"), engine),
         engine=engine,
         arguments=check(engine, arguments),
         cells=_cells(fields.get("share", "auto")),
-        gpus=_gpus(fields.get("share", "auto"), engine),
+        gpus=gpus,
         idle=_idle(_table(fields.get("idle", {}), "idle")),
         aliases=_aliases(fields.get("aliases", ()), name),
         note=_note(fields.get("note", "")),
@@ -104,26 +110,18 @@ def _engine(value: object) -> EngineName:
 
 
 def _source(value: object, engine: EngineName) -> str:
-    if not isinstance(value, str) or not value.isprintable() or len(value) > 4096:
-        raise invalid("source", "must be a text of printable characters, at most 4096")
+    if not isinstance(value, str) or not sourcename.is_text(value):
+        raise invalid("source", f"must be a text of printable characters, at most {sourcename.LIMIT}")
     if (value.startswith("fake:")) is not (engine == "fake"):
         raise invalid("source", f'{value!r} with engine "{engine}": the fake engine, and it alone, takes a source "fake:"')
     if engine == "fake":
         if value != "fake:":
             model_name(value.removeprefix("fake:"), "source")
         return value
-    if value.startswith("hf:"):
-        if not _HUB.fullmatch(value):
-            raise invalid(
-                "source",
-                f"{value!r} is not a pinned Hugging Face source; write hf:ORG/NAME@REVISION with the 40 hexadecimal digits "
-                "of a commit, so that the weights can't change unseen",
-            )
-        return value
-    path = PurePosixPath(value)
-    if not path.is_absolute() or ".." in path.parts:
-        raise invalid("source", f"{value!r} is neither hf:ORG/NAME@REVISION nor an absolute path without '..'")
-    return str(path)
+    try:
+        return sourcename.files(value)
+    except ValueError as error:
+        raise invalid("source", str(error)) from None
 
 
 def _cells(value: object) -> int | None:

@@ -62,6 +62,7 @@ from worker.reconcile import Reconciler
 from worker.report import Reporter
 from worker.shelf import ProgressCall, Shelf
 from worker.site import Site
+from worker.sources import Prepared
 from worker.sources.fakes import fake_source
 from worker.stock import Stock
 
@@ -178,7 +179,7 @@ class Plant:
         self.worker = Workman(self)
         self.pool: Process | None = None
 
-    async def prepare(self, model: Model, progress: ProgressCall) -> tuple[Path, ModelFacts]:
+    async def prepare(self, model: Model, progress: ProgressCall) -> Prepared:
         if self.prepare_gate is not None:
             await self.prepare_gate.wait()
         spec = model.spec
@@ -190,7 +191,7 @@ class Plant:
             configuration=configuration, architecture="fake", weight_bytes=size,
             kv_bytes=int(spec.arguments.get("kv_bytes", 0)), context_tokens=4096,
         )  # fmt: skip
-        return source, facts
+        return Prepared(source, facts)
 
     async def start_pool(self) -> None:
         run = self.data / "run" / "pool"

@@ -20,7 +20,6 @@ from controlplane.bus import Bus
 from controlplane.fleet import Model
 from controlplane.logs import write_json_lines
 from controlplane.plane import Plane
-from controlplane.spec import ModelFacts
 from worker import sources
 from worker.caller import Caller
 from worker.deadlines import Deadlines
@@ -80,12 +79,11 @@ async def _warm(caller: Caller) -> None:
 def preparing(data: Path) -> Prepare:
     """Sources of this node's data directory, opened by `worker.sources`."""
 
-    async def prepare(model: Model, progress: ProgressCall) -> tuple[Path, ModelFacts]:
+    async def prepare(model: Model, progress: ProgressCall) -> sources.Prepared:
         try:
-            prepared = await sources.prepare(model.spec, data, progress)
+            return await sources.prepare(model.spec, data, progress)
         except sources.SourceRefused as refused:
             raise StepFailed(refused.code, refused.message, final=refused.final) from refused
-        return prepared.source_dir, prepared.facts
 
     return prepare
 

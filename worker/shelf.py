@@ -13,6 +13,7 @@ from pool.client import PoolClient, PoolRefused
 from pool.messages import Described, Staged, Staging
 from worker.failure import StepFailed
 from worker.moves import Goal
+from worker.sources import Prepared
 
 RETRY_S = 0.2
 """Between two tries to reach a pool daemon that is being started again (0.1-0.3 s here)."""
@@ -29,9 +30,14 @@ class Shelved(Struct, frozen=True, kw_only=True):
     """Directory with the converted weights, tokenizer, configuration."""
     facts: ModelFacts
     model: Model
+    draft: Path | None = None
+    """Directory of the model that drafts for it."""
+
+    def there(self) -> bool:
+        return self.source.exists() and (self.draft is None or self.draft.exists())
 
 
-Prepare = Callable[[Model, ProgressCall], Awaitable[tuple[Path, ModelFacts]]]
+Prepare = Callable[[Model, ProgressCall], Awaitable[Prepared]]
 
 
 class Shelf:
@@ -51,10 +57,12 @@ class Shelf:
         goal = Goal(model.model, model.revision)
         async with self._turns.setdefault(goal, asyncio.Lock()):
             known = self._shelved.get(goal)
-            if known is None or not known.source.exists():
+            if known is None or not known.there():
                 async with self._one:
-                    source, facts = await self._prepare(model, progress)
-                known = self._shelved[goal] = Shelved(goal=goal, source=source, facts=facts, model=model)
+                    found = await self._prepare(model, progress)
+                known = self._shelved[goal] = Shelved(
+                    goal=goal, source=found.source_dir, facts=found.facts, model=model, draft=found.draft_dir
+                )
         return known
 
     def forget(self, goal: Goal) -> None:

@@ -52,6 +52,8 @@ async def start_engine(local: LocalInstance) -> None:
     told = shaping(spec.engine, spec.arguments)
     if local.seen.own_layout:
         told["max_model_len"] = shelved.facts.context_tokens  # which its configuration is about, asked for or not
+    if shelved.draft is not None:
+        told["draft_model"] = str(shelved.draft)
     arguments = msgspec.json.encode(told).decode()
     if local.seen.own_layout:
         await see_room(local.record.devices, (shelved.facts.weight_bytes + shelved.facts.kv_bytes) // spec.gpus)

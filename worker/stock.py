@@ -10,6 +10,7 @@ import structlog
 from controlplane.arguments import shaping
 from controlplane.commands import ReportDropped, ReportModel, ReportStaged, ReportUnusable
 from controlplane.fleet import Model
+from controlplane.spec import ModelFacts
 from pool.messages import Described, Staged
 from pool.ranks import form_of, joined, split
 from worker.board import Board
@@ -87,7 +88,10 @@ class Stock:
         model = self._desired().models.get(goal.model)
         if model is None or (model.revision != goal.revision and model.facts is None):
             raise StepFailed("superseded", f"{goal.model} revision {goal.revision} has been replaced by another one")
-        return await self._shelf.prepared(model, progress)  # a newer revision with facts differs in soft fields only
+        shelved = await self._shelf.prepared(model, progress)  # a newer revision with facts differs in soft fields only
+        if shelved.draft is not None and model.facts is not None:
+            _same_draft(shelved, model.facts)
+        return shelved
 
     async def staged(self, shelved: Shelved, progress: ProgressCall, *, patience_s: float) -> Staged:
         """Its weights in the pool, told to the plane the first time. Raises StepFailed."""
@@ -179,6 +183,17 @@ class Stock:
             await asyncio.sleep(RETRY_S)
         log.info("weights_dropped", weight_set=weight_set, waited_s=round(time.monotonic() - began, 3))
         self._report(ReportDropped(node=self._desired().node, weight_set=weight_set, code="dismissed"))
+
+
+def _same_draft(shelved: Shelved, known: ModelFacts) -> None:
+    """Weights are kept by the configuration that the plane knows, which the draft's content is part of. Raises StepFailed."""
+    name, was, now = shelved.model.model, known.configuration, shelved.facts.configuration
+    if was != now:
+        raise StepFailed(
+            "draft_changed",
+            f"{name} was inspected as {was} and would be {now} now: its draft_model, or the engine's version, is another one "
+            "since; put that back, or retire the model and add it again",
+        )
 
 
 def _uninspected(model: Model) -> bool:

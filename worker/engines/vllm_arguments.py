@@ -7,6 +7,8 @@ from worker.engines.messages import Sampling
 
 KV_BYTES: Final = 2 << 30
 """Unless the model's spec gives `kv_bytes`."""
+DRAFTED_TOKENS: Final = 3
+"""At each step, unless the spec gives `num_speculative_tokens`."""
 _LEAST_SHARE: Final = 0.01
 """vLLM looks whether this part of the device is free before it starts. What it takes is said in bytes (`kv_bytes`) instead."""
 ENVIRONMENT: Final = {
@@ -35,7 +37,9 @@ def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ran
     if draft := arguments.get("draft_model"):
         if ranks > 1:
             raise SystemExit(f"a model on {ranks} GPUs with one that drafts for it is not supported: leave draft_model out")
-        tokens = arguments.get("draft_tokens", 3)
+        if not Path(draft).is_absolute():  # an engine starts in a directory of that start
+            raise SystemExit(f"draft_model is {draft!r}: an absolute path is wanted")
+        tokens = arguments.get("num_speculative_tokens", DRAFTED_TOKENS)
         chosen["speculative_config"] = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": tokens}
     if ranks > 1:
         # vLLM's own all-reduce shares buffers between processes (IPC), which a checkpoint of CUDA can't keep: NCCL's does it.

@@ -13,11 +13,24 @@ def scrub(core: Any) -> None:
     ids = getattr(getattr(runner, "input_batch", None), "token_ids_cpu", None)
     if ids is not None:
         ids.fill(0)  # the rows of a batch keep the last ids that were in them
+    _forget_drafts(runner)
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() == 1:
         torch.distributed.destroy_process_group()  # of one member, for nothing but its sockets
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         gpus.leave()
+
+
+def _forget_drafts(runner: Any) -> None:
+    """A model that drafts has buffers of its own, and leaves what it drafted last."""
+    drafter = getattr(runner, "drafter", None)
+    next_ids = getattr(drafter, "backup_next_token_ids", None)
+    for kept in (
+        getattr(drafter, "input_ids", None), getattr(next_ids, "cpu", None), getattr(next_ids, "gpu", None),
+        getattr(runner, "_draft_token_ids", None), getattr(runner, "draft_token_ids_cpu", None),
+    ):  # fmt: skip
+        if isinstance(kept, torch.Tensor):
+            kept.zero_()
 
 
 def revived() -> None:

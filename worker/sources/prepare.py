@@ -51,6 +51,8 @@ class SourceRefused(Exception):
 class Prepared(msgspec.Struct, frozen=True):
     source_dir: Path
     facts: ModelFacts
+    draft_dir: Path | None = None
+    """Of the model that drafts for it: a copy, named by its content, that nobody changes."""
 
 
 async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Prepared:
@@ -72,7 +74,9 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
     identity = await asyncio.to_thread(_identity, spec.source)
     dtype = str(spec.arguments.get("dtype", "float32"))
     own = ("own",) if spec.engine in OWN_LAYOUT else ()
-    known = models(data_dir) / f"inspected-{name_of(*identity, *own, msgspec.json.encode(spec.arguments).decode())}.json"
+    drafts = await asyncio.to_thread(_identity_of_draft, spec)
+    told = msgspec.json.encode(spec.arguments).decode()
+    known = models(data_dir) / f"inspected-{name_of(*identity, *drafts, *own, told)}.json"
     inspected = await asyncio.to_thread(_remembered, known)
     if inspected is None:
         inspected = await _opened(spec, data_dir, f"converted-{name_of(*identity, dtype)}", progress)
@@ -80,7 +84,8 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
         draft.write_bytes(msgspec.json.encode(inspected))
         draft.replace(known)
     try:
-        return Prepared(Path(inspected.source_dir), await asyncio.to_thread(_facts, spec, inspected))
+        facts = await asyncio.to_thread(_facts, spec, inspected)
+        return Prepared(Path(inspected.source_dir), facts, Path(inspected.draft_dir) if inspected.draft_dir else None)
     except ValueError as error:
         raise SourceRefused("bad_source", str(error)) from error
 
@@ -115,7 +120,10 @@ def _facts(spec: ModelSpec, inspected: Inspected) -> ModelFacts:
     source = Path(inspected.source_dir)
     if spec.engine in OWN_LAYOUT:
         dtype = str(spec.arguments.get("dtype", "bfloat16"))
-        told = msgspec.json.encode(shaping(spec.engine, spec.arguments), order="deterministic").decode()
+        arguments = shaping(spec.engine, spec.arguments)
+        if inspected.draft_dir:
+            arguments["draft_model"] = Path(inspected.draft_dir).name  # what is in it, wherever it was found
+        told = msgspec.json.encode(arguments, order="deterministic").decode()
         shape = f"{told} {inspected.context_tokens} {_version(spec.engine)}{ranks_of(spec)}"
     else:
         dtype = str(spec.arguments.get("dtype", "float32"))
@@ -178,12 +186,23 @@ def _identity(source: str) -> tuple[str, ...]:
     return (str(found), *marks)
 
 
+def _identity_of_draft(spec: ModelSpec) -> tuple[str, ...]:
+    """As `_identity`; empty without such a model. Raises SourceRefused."""
+    if (draft := spec.arguments.get("draft_model")) is None:
+        return ()
+    try:
+        return _identity(str(draft))
+    except SourceRefused as refused:
+        raise SourceRefused(refused.code, f"draft_model: {refused.message}", final=refused.final) from refused
+
+
 def _remembered(file: Path) -> Inspected | None:
     try:
         inspected = msgspec.json.decode(file.read_bytes(), type=Inspected)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return inspected if Path(inspected.source_dir).is_dir() else None
+    there = [inspected.source_dir, *([inspected.draft_dir] if inspected.draft_dir else [])]
+    return inspected if all(Path(one).is_dir() for one in there) else None
 
 
 async def _opened(spec: ModelSpec, data_dir: Path, target: str, progress: ProgressCall) -> Inspected:

@@ -23,6 +23,8 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_bytes: int
     context_tokens: int
     max_num_seqs: int
+    draft_dir: str = ""
+    """The kept copy of the model that drafts for it, named by its content; empty: there is none."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -3,11 +3,12 @@
 from controlplane.commands import RegisterModel, RetireModel, Sleep, Tick
 from controlplane.events import InstanceEnded, InstanceFailed, ModelRejected, WeightsDropped, WeightsStaged
 from controlplane.rungs import Rung
-from controlplane.spec import ModelFacts, ModelSpec
+from controlplane.spec import ModelSpec
 from tests.workshop import MIB, Plant, plant
 from worker import processes
 from worker.failure import StepFailed
 from worker.shelf import ProgressCall
+from worker.sources import Prepared
 
 
 async def test_a_retired_models_weights_leave_the_pool_once_nobody_maps_them(plane: Plant) -> None:
@@ -32,7 +33,7 @@ async def test_a_set_is_staged_once_and_told_once_per_model(plane: Plant) -> Non
 
 
 async def test_a_source_that_can_not_be_used_is_reported_with_its_reason(plane: Plant) -> None:
-    async def refuse(model: object, progress: ProgressCall) -> tuple[object, ModelFacts]:
+    async def refuse(model: object, progress: ProgressCall) -> Prepared:
         raise StepFailed("bad_source", "config.json is missing")
 
     plane.worker.shelf._prepare = refuse  # type: ignore[assignment]

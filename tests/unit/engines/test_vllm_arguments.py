@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from controlplane import arguments
-from controlplane.refusal import Refused
+from controlplane.modelfields import spec_from_fields
+from controlplane.refusal import Code, Refused
 from worker.engines.fake import FakeEngine
 from worker.engines.interface import EngineFault
 from worker.engines.vllm import VllmEngine
@@ -42,11 +43,37 @@ def test_code_of_a_model_is_never_run_and_the_tokenizer_never_loaded() -> None:
 
 
 def test_a_model_that_drafts_is_one_of_the_same_gpu() -> None:
-    drafted = {"draft_model": "/models/small", "draft_tokens": 2}
+    drafted = {"draft_model": "/models/small", "num_speculative_tokens": 2}
     found = engine_arguments(Path("/models/a"), drafted, bare=True)
     assert found["speculative_config"] == {"method": "draft_model", "model": "/models/small", "num_speculative_tokens": 2}
     with pytest.raises(SystemExit, match="2 GPUs"):
         engine_arguments(Path("/models/a"), drafted, bare=True, ranks=2)
+    with pytest.raises(SystemExit, match="'small'"):  # an engine starts in a directory of that start
+        engine_arguments(Path("/models/a"), {"draft_model": "small"}, bare=True)
+
+
+def test_a_draft_model_is_named_as_a_source_is() -> None:
+    pinned = f"hf:org/small@{'0' * 40}"
+    assert arguments.check("vllm", {"draft_model": pinned}) == {"draft_model": pinned}
+    said = {"draft_model": "/models//small/", "num_speculative_tokens": 5}
+    assert arguments.check("vllm", said) == {"draft_model": "/models/small", "num_speculative_tokens": 5}
+    for bad in ("small", "/models/../etc", "hf:org/small", "/models/small.gguf", "/models/\x00", 7):
+        with pytest.raises(Refused, match="draft_model") as refused:
+            arguments.check("vllm", {"draft_model": bad})
+        assert refused.value.details["param"] == "arguments.draft_model"
+    for alone in ({"num_speculative_tokens": 3}, {"draft_model": "/a", "num_speculative_tokens": 17}):
+        with pytest.raises(Refused, match="num_speculative_tokens"):
+            arguments.check("vllm", alone)
+    with pytest.raises(Refused, match="takes no argument"):
+        arguments.check("transformers", {"draft_model": "/models/small"})
+
+
+def test_a_gang_can_have_no_draft_model() -> None:
+    fields = {"name": "a", "source": "/models/a", "engine": "vllm", "arguments": {"draft_model": "/models/small"}}
+    assert spec_from_fields(fields).arguments == {"draft_model": "/models/small"}
+    with pytest.raises(Refused, match="2 devices") as refused:
+        spec_from_fields(fields | {"share": {"gpus": 2}})
+    assert (refused.value.code, refused.value.details["param"]) == (Code.NOT_AVAILABLE, "arguments.draft_model")
 
 
 @pytest.mark.parametrize("name", ["trust_remote_code", "worker_extension_cls", "load_format", "hf_overrides"])
