@@ -268,3 +268,46 @@ async def test_others_memory_is_shown_with_its_owner_and_keeps_engines_from_bein
     assert [one.type for one in await plane.events(after=before) if "Foreign" in one.type] == [
         "ForeignMemoryFound", "ForeignMemoryGone"
     ]  # fmt: skip
+
+
+async def test_a_model_that_drafts_is_part_of_what_it_drafts_for_whatever_becomes_of_its_files(
+    plane: PlaneUnderTest, tmp_path: Path
+) -> None:
+    for name in NAMES:
+        plane.cli("stop", name)
+    source = (await plane.fleet()).models["one"].spec.source
+    draft = tiny(tmp_path / "draft", "llama", seed=7, num_hidden_layers=1)
+    fields = {
+        "source": source, "engine": "vllm", "share": "1/2",
+        "arguments": {"max_model_len": 256, "kv_bytes": "16MiB", "draft_model": str(draft), "num_speculative_tokens": 2},
+    }  # fmt: skip
+    async with plane.rest() as client:
+        added = await client.post("/api/models", json={"name": "drafted", **fields})
+        assert added.status_code < 300, added.text
+        await plane.inspected("drafted")
+        page = (await client.get("/models/drafted")).text
+        gone = {"draft_model": str(tmp_path / "gone")}
+        assert (await client.post("/api/models", json={"name": "lost", **fields, "arguments": gone})).status_code < 300
+    assert f"draft_model = {draft}" in page
+    assert "num_speculative_tokens = 2" in page
+    (lost,) = await plane.until_fleet(
+        lambda fleet: [m for m in fleet.models.values() if m.model == "lost" and m.set_back], "one without is refused"
+    )
+    assert lost.set_back is not None
+    assert lost.set_back.message.startswith(f"draft_model: {tmp_path / 'gone'}: No such file")
+    first = await say(plane, "drafted")
+    other = tiny(tmp_path / "other", "llama", seed=8, num_hidden_layers=1)
+    (draft / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    assert plane.cli("stop", "drafted").returncode == 0
+    assert await say(plane, "drafted") == first, "a new engine, and the draft that was inspected"
+    async with plane.rest() as client:
+        assert (await client.post("/api/models", json={"name": "redrafted", **fields})).status_code < 300
+    await plane.inspected("redrafted")
+    assert await say(plane, "redrafted") != first, "its draft's bytes are among those that are mapped"
+    facts = {name: model.facts for name, model in (await plane.fleet()).models.items()}
+    alone, drafted, again = facts["one"], facts["drafted"], facts["redrafted"]
+    assert alone is not None and drafted is not None and again is not None
+    assert len({alone.configuration, drafted.configuration, again.configuration}) == 3
+    assert drafted.weight_bytes == again.weight_bytes > alone.weight_bytes
+    copies = [path.name for path in (Path(plane.plane.data) / "models").glob("drafts-*")]
+    assert len(copies) == 2

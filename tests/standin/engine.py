@@ -44,7 +44,7 @@ class VllmEngine:
         if device not in room.devices:
             raise SystemExit(f"this machine has no GPU {device!r}")
         self._device, self._arguments = device, arguments
-        self._native = _native(read_source(str(source)))
+        self._native = _native(self._read(str(source)))
         self._skeleton, self._own, self._kv = (Taker(room, device) for _ in range(3))
         _take(self._skeleton, SKELETON_BYTES)
         _take(self._own, self._size)
@@ -55,6 +55,11 @@ class VllmEngine:
         self._weights = b""
         self._awake = False
         self._running: dict[str, tuple[Sampling, bytes, int]] = {}
+
+    def _read(self, source: str) -> dict[str, Source]:
+        """By what stands before the names of their tensors."""
+        draft = self._arguments.get("draft_model")
+        return {"": read_source(source)} | ({"draft.": read_source(draft)} if draft else {})
 
     @property
     def _size(self) -> int:
@@ -74,7 +79,7 @@ class VllmEngine:
             if not self._own.size:
                 _take(self._own, self._size)
             self._source = source
-            read = read_source(source)
+            read = self._read(source)
             request = Deposit(
                 source=source, form=form, segments=self._native.segments, host_segments=0, tensors=_native(read).tensors
             )
@@ -211,8 +216,10 @@ def _take(taker: Taker, size: int) -> None:
         raise EngineFault("no_memory", str(error)) from error
 
 
-def _native(source: Source) -> Native:
-    layout = lay_out(source.entries)
+def _native(sources: dict[str, Source]) -> Native:
+    layout = lay_out(
+        msgspec.structs.replace(entry, name=before + entry.name) for before, read in sources.items() for entry in read.entries
+    )
     spans, address = [], SHARE
     for size in layout.segments:
         spans.append(Span(address, -(-size // SHARE) * SHARE))
@@ -227,10 +234,10 @@ def _native(source: Source) -> Native:
     return Native(tuple(spans), 0, tensors, {})
 
 
-def _write(source: Source, native: Native, fds: list[int]) -> None:
-    entries = {entry.name: entry for entry in source.entries}
+def _write(sources: dict[str, Source], native: Native, fds: list[int]) -> None:
+    entries = {before + entry.name: (read, entry) for before, read in sources.items() for entry in read.entries}
     for tensor in native.tensors:
-        entry = entries[tensor.name]
+        source, entry = entries[tensor.name]
         with (Path(source.path) / source.files[entry.file].name).open("rb") as file:
             file.seek(entry.offset)
             os.pwrite(fds[tensor.segment], file.read(entry.size_bytes), tensor.offset)
