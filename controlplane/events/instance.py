@@ -163,7 +163,7 @@ class InstanceFailed(Event, frozen=True, kw_only=True):
     step: str
     code: str
     """`engine_died`, `engine_hung`, `start_failed`, `step_deadline`, `no_room`, `weights_unusable`, `check_mismatch`,
-    `lost`, `holder_died`, ..."""
+    `draft_changed`, `lost`, `holder_died`, ..."""
     message: str
 
 

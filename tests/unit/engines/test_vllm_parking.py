@@ -1,0 +1,32 @@
+"""What an engine core has of its callers' ids is gone before an image of it is written."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from worker.engines import vllm_parking
+
+
+def test_ids_of_callers_and_of_what_was_drafted_for_them_are_overwritten() -> None:
+    batch, drafted = np.full(4, 7), [torch.full((4,), 7) for _ in range(5)]
+    drafter = SimpleNamespace(
+        input_ids=drafted[0], backup_next_token_ids=SimpleNamespace(cpu=drafted[1], gpu=drafted[2]),
+    )  # fmt: skip
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(token_ids_cpu=batch), drafter=drafter, _draft_token_ids=drafted[3],
+        draft_token_ids_cpu=drafted[4],
+    )  # fmt: skip
+    vllm_parking.scrub(_core(runner))
+    assert not batch.any()
+    assert not any(one.any() for one in drafted)
+
+
+def test_a_core_without_a_model_that_drafts_has_none() -> None:
+    vllm_parking.scrub(_core(SimpleNamespace(input_batch=None, drafter=None, draft_token_ids_cpu=None)))
+
+
+def _core(runner: Any) -> Any:
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    return SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
