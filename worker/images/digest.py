@@ -37,6 +37,8 @@ def data_bytes(path: Path) -> int:
             try:
                 start = os.lseek(descriptor, at, os.SEEK_DATA)
             except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return size  # it can't be asked
                 if error.errno != errno.ENXIO:  # nothing but a hole from there on
                     raise
                 break

@@ -142,14 +142,15 @@ class Store:
 
     def _replace(self, draft: Path, final: Path) -> Path | None:
         """Give a draft its name; at every moment the old image or the new one can be found. Where the old one is now."""
-        if not final.exists():
+        aside = self.root / f"{final.name}{ASIDE}"
+        try:
+            if exchange(draft, final):
+                return draft
+            shutil.rmtree(aside, ignore_errors=True)
+            final.rename(aside)
+        except FileNotFoundError:  # there is none, or it was removed just now
             draft.rename(final)
             return None
-        if exchange(draft, final):
-            return draft
-        aside = self.root / f"{final.name}{ASIDE}"
-        shutil.rmtree(aside, ignore_errors=True)
-        final.rename(aside)
         try:
             draft.rename(final)
         except OSError:

@@ -108,6 +108,20 @@ def test_a_place_that_can_t_be_taken_leaves_the_old_image_where_it_was(tmp_path:
     assert whole(store) == "old"
 
 
+def test_an_old_image_that_is_removed_at_that_moment_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, real = Store(tmp_path), stores.exchange
+    store.publish(drafted(store, "old"))
+    manifest = drafted(store, "new")
+
+    def late(one: Path, other: Path) -> bool:
+        store.remove("img_a")
+        return real(one, other)
+
+    monkeypatch.setattr(stores, "exchange", late)
+    store.publish(manifest)
+    assert whole(store) == "new"
+
+
 @pytest.mark.parametrize("size", [0, 1, 1000, 4096, 5000, 8192, 40_001])
 def test_a_digest_is_that_of_the_whole_file_whatever_its_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
