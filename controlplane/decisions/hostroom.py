@@ -5,6 +5,7 @@ from controlplane.decisions.draft import Draft
 from controlplane.fleet.members import Instance
 from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
+from controlplane.quantities import human_bytes, need_and_limit
 from controlplane.rungs import Rung
 
 NO_HOST_MEMORY = "no_host_memory"
@@ -25,8 +26,8 @@ def _held(fleet: Fleet, instance: Instance) -> int:
 
 
 def need_bytes(fleet: Fleet, instance: Instance) -> int:
-    """What it will take: as the last of its configuration did, else at least as much as an image of it, or what it has on its
-    device."""
+    """What it will take: as the last of its configuration did, unless an engine has been started since; else at least as much
+    as an image of it, or what it has on its device."""
     configuration = fleet.configurations.get(instance.configuration)
     if configuration is not None and configuration.host_bytes is not None:
         return configuration.host_bytes
@@ -41,11 +42,13 @@ def lacking(fleet: Fleet, instance: Instance) -> str | None:
     if node is None or node.checkpoint_bytes is None:
         return None
     need, held = need_bytes(fleet, instance), held_bytes(fleet, instance.node, but=instance.instance)
-    if need + held <= node.checkpoint_bytes:
+    left = node.checkpoint_bytes - held
+    if need <= left:
         return None
+    needs, has = need_and_limit(need, max(0, left))
     return (
-        f"{instance.instance} needs {need} bytes of {instance.node}'s memory off its device; engines there may take "
-        f"{node.checkpoint_bytes}, and {held} are taken ([node] checkpoint_bytes in the settings)"
+        f"{instance.instance} needs {needs} of {instance.node}'s memory off its device, and {has} is left: engines there may "
+        f"take {human_bytes(node.checkpoint_bytes)}, and take {human_bytes(held)} ([node] checkpoint_bytes in the settings)"
     )
 
 

@@ -1,8 +1,10 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
+from typing import Final
+
 from controlplane.decisions import descent, endings, hostroom, images, operations, standing
 from controlplane.decisions.draft import Draft
-from controlplane.decisions.limits import LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
+from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
 from controlplane.decisions.room import in_use
 from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads
@@ -12,6 +14,9 @@ from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
+
+NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
+"""Codes with which a worker says that an engine sleeps on, since there was no room for what it was told."""
 
 
 def tick(draft: Draft) -> None:
@@ -74,13 +79,19 @@ def _idle(draft: Draft) -> None:
             if limits.sleep_ms is not None and quiet >= limits.sleep_ms and standing.evictable(draft.fleet, instance):
                 descent.direct(draft, instance, Rung.SLEEP, "idle")
         elif instance.rung is Rung.SLEEP and limits.checkpoint_ms is not None and not no_checkpoint(draft.fleet, instance):
-            if draft.now - instance.since_ms >= limits.checkpoint_ms:
+            if draft.now - instance.since_ms >= _after_ms(instance, limits.checkpoint_ms):
                 _off(draft, instance, limits)
         elif instance.rung is not Rung.SAVED and limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
-            if draft.now - instance.since_ms >= limits.saved_ms:
+            if draft.now - instance.since_ms >= _after_ms(instance, limits.saved_ms):
                 images.save(draft, instance, "idle")
         elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
             descent.direct(draft, instance, Rung.COLD, "idle")
+
+
+def _after_ms(instance: Instance, limit_ms: int) -> int:
+    """When it goes further down: after its limit, but not soon after it came back from there for want of room."""
+    fell_short = instance.directive is not None and instance.directive.code in NO_ROOM
+    return max(limit_ms, BACK_OFF_LIMIT_MS) if fell_short else limit_ms
 
 
 def _off(draft: Draft, instance: Instance, limits: Idle) -> None:

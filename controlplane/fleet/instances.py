@@ -43,6 +43,8 @@ def directed(fleet: Fleet, e: InstanceDirected, recorded: Recorded) -> Fleet:
 def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
     known = fleet.instances[e.instance]
     again = (known.rung, known.model, known.revision) == (Rung.UP, e.model, e.revision)  # only its endpoint is new
+    if known.rung in (Rung.COLD, Rung.SAVED):  # a new process: what an old one was measured as must not bar it for ever
+        fleet = _measured(fleet, known.configuration, None)
     risen = changed(
         fleet if again else requests.stranded(fleet, known, at), e.instance, rung=Rung.UP, model=e.model,
         since_ms=known.since_ms if again else at, served=known.served if again else 0,
@@ -65,7 +67,9 @@ def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
 
 def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
     known = fleet.instances[e.instance]
-    left = requests.stranded(_measured(fleet, known.configuration, e.host_bytes), known, at)
+    if e.host_bytes > 0:
+        fleet = _measured(fleet, known.configuration, e.host_bytes)
+    left = requests.stranded(fleet, known, at)
     return images.used(
         changed(
             left, e.instance, rung=Rung.CHECKPOINT, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=0,
@@ -75,9 +79,9 @@ def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
     )  # fmt: skip
 
 
-def _measured(fleet: Fleet, name: str, host_bytes: int) -> Fleet:
+def _measured(fleet: Fleet, name: str, host_bytes: int | None) -> Fleet:
     known = fleet.configurations.get(name)
-    if known is None or known.host_bytes == host_bytes or host_bytes <= 0:
+    if known is None or known.host_bytes == host_bytes:
         return fleet
     return replace(fleet, configurations=fleet.configurations.set(name, replace(known, host_bytes=host_bytes)))
 

@@ -85,7 +85,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     skeleton_bytes: int | None = None
     """As measured; None: use the default until a transition has measured it."""
     host_bytes: int | None = None
-    """What one took of the host when it was last at `checkpoint`; None: none has been there."""
+    """What one took of the host when it was last at `checkpoint`; None: none was there since an engine was started anew."""
 
 
 class SetBack(msgspec.Struct, frozen=True):

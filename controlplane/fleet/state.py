@@ -17,7 +17,7 @@ from controlplane.fleet.members import (
     WeightSet,
 )
 
-EVOLVE_VERSION = 8
+EVOLVE_VERSION = 9
 """Bumped whenever `evolve` or a record changes meaning: snapshots of another version are ignored and rebuilt."""
 
 

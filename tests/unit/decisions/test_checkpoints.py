@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controlplane.commands import (
@@ -16,6 +17,7 @@ from controlplane.commands import (
     Move,
     RegisterModel,
     ReportCheckpointed,
+    ReportEnded,
     ReportFailed,
     ReportImageBuilt,
     ReportModel,
@@ -223,7 +225,8 @@ def test_engines_off_their_devices_take_no_more_of_the_host_than_they_may() -> N
     story.given(Sleep(model="b")).report_slept(other, bytes_used=120)
     story.when(Checkpoint(model="b")).then_refused(Code.NOT_AVAILABLE, reason="no_host_memory")
     assert story.refused is not None
-    assert "needs 120 bytes" in str(story.refused) and "take 250, and 150 are taken" in str(story.refused)
+    assert "needs 120 B of" in str(story.refused) and "100 B is left" in str(story.refused)
+    assert "may take 250 B, and take 150 B" in str(story.refused)
     limited(story, 270).when(Checkpoint(model="b")).then("OperationRequested", "InstanceDirected")
     assert hostroom.held_bytes(story.fleet, "n1") == 270, "promised to the one on its way"
     story.report_checkpointed(other, host_bytes=130)
@@ -240,6 +243,36 @@ def test_what_one_of_its_kind_took_is_what_the_next_will_need() -> None:
     assert hostroom.need_bytes(story.fleet, story.fleet.instances[name]) == 70
     limited(story, 69).when(Checkpoint(model="a")).then_refused(Code.NOT_AVAILABLE, reason="no_host_memory")
     limited(story, None).when(Checkpoint(model="a")).then("OperationRequested", "InstanceDirected")
+
+
+def test_a_wrong_measurement_is_over_once_an_engine_is_started_anew() -> None:
+    story = limited(house(), 1000)
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a")).report_checkpointed(name, host_bytes=1 << 50)
+    story.when(Tick()).then(("InstanceDirected", {"rung": Rung.COLD, "code": "no_host_memory"}))
+    number, _ = story.directive(name)
+    story.given(ReportEnded(node="n1", instance=name, directive=number, took_ms=1)).bring_up("a")
+    name = story.instance_of("a").instance
+    assert hostroom.need_bytes(story.fleet, story.fleet.instances[name]) < 1000
+    story.when(Checkpoint(model="a")).then("OperationRequested", "InstanceDirected")
+    story.report_checkpointed(name, host_bytes=70).bring_up("a")
+    assert hostroom.need_bytes(story.fleet, story.fleet.instances[name]) == 70, "measured again"
+    saved(story, name).bring_up("a")
+    assert hostroom.need_bytes(story.fleet, story.fleet.instances[name]) == 10, "that of its image, for a process made of it"
+
+
+def test_what_is_needed_and_what_is_left_never_read_the_same() -> None:
+    gib = 1 << 30
+    story = limited(house(), 3 * gib)
+    name = story.instance_of("a").instance
+    story.given(Checkpoint(model="a")).report_checkpointed(name, host_bytes=3 * gib).bring_up("a")
+    instance = story.fleet.instances[name]
+    assert hostroom.lacking(story.fleet, instance) is None
+    assert "needs 3.0 GiB of n1's memory off its device, and 2.0 GiB is left" in str(
+        hostroom.lacking(limited(story, 2 * gib).fleet, instance)
+    )
+    assert f"needs {3 * gib} bytes" in (close := str(hostroom.lacking(limited(story, 3 * gib - 1).fleet, instance)))
+    assert f"{3 * gib - 1} bytes is left" in close
 
 
 def test_a_sleeper_in_the_way_goes_past_the_host_where_it_has_no_room() -> None:
@@ -281,6 +314,19 @@ def test_idle_past_its_time_without_room_it_goes_to_disk_where_that_is_asked_for
     other.given(Tick(), after_ms=MINUTE).report_slept(name, bytes_used=50)
     other.when(Tick(), after_ms=MINUTE).then_nothing()
     other.when(Tick(), after_ms=4 * MINUTE).then(("InstanceDirected", {"rung": Rung.COLD}))
+
+
+@pytest.mark.parametrize(("idle", "rung"), [({"checkpoint_ms": 0}, Rung.CHECKPOINT), ({"saved_ms": 0}, Rung.SAVED)])
+def test_idle_and_short_of_memory_it_is_not_tried_at_each_tick(idle: dict[str, int], rung: Rung) -> None:
+    story = house(size=700, sleep_ms=0, **idle)
+    name = story.instance_of("a").instance
+    story.given(Tick()).report_slept(name, bytes_used=50)
+    for _ in range(3):
+        story.given(Tick(), after_ms=1)
+        assert story.directive(name)[1].rung is rung
+        story.given(replace(story.slept_report(name, bytes_used=50), code="no_memory", message="needs 9 bytes, the host has 8"))
+        story.when(Tick(), after_ms=1000).then_nothing()
+        story.when(Tick(), after_ms=MINUTE - 1001).then_nothing()
 
 
 def test_a_waiter_stays_on_disk_where_the_host_has_no_room_for_it() -> None:
