@@ -30,6 +30,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_bytes: int = 0
     pool_ready_bytes: int | None = None
     pool_helpers: bool = True
+    pool_beside_decoding: float | None = None
     note: str = ""
     """What a person should know of it."""
 
@@ -61,7 +62,7 @@ def offer(settings: NodeSettings, directory: Directory) -> Offer:
         devices=devices, pool_bytes=pool, deadlines=deadlines, criu=settings.criu, note=_note(found),
         image_quota_bytes=settings.image_quota_bytes, image_pins=settings.image_pins,
         checkpoint_bytes=checkpoint_bytes(settings, pool, devices), pool_ready_bytes=settings.pool_ready_bytes,
-        pool_helpers=settings.pool_helpers,
+        pool_helpers=settings.pool_helpers, pool_beside_decoding=settings.pool_beside_decoding,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 from pool import numa
 from pool.client import PoolClient, PoolRefused
-from pool.messages import Described
+from pool.described import Described
 from pool.numa import MemoryNode
 
 _CURE: Final = "Let the plane say where its pages lie (docker: --cap-add SYS_NICE); until then some copies cross sockets."

@@ -12,6 +12,7 @@ from compose.readiness import answers
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 from pool.client import PoolClient, PoolRefused
+from pool.pace import BESIDE_DECODING
 
 READY_PART: Final = 4
 """Of the pool's budget so much may lie ready, unless the settings say otherwise."""
@@ -62,8 +63,9 @@ def _pool(plane: Plane) -> ChildSpec:
         try:
             said = await client.describe()
             seen = {one.device for one in said.devices}
-            told = said.ready_limit_bytes == ready_bytes(plane) and said.helpers == plane.pool_helpers
-            return said.budget_bytes == plane.pool_bytes and seen == gpus and told  # else it must start anew
+            told = (said.budget_bytes, said.ready_limit_bytes, said.helpers, said.beside_decoding)
+            wanted = (plane.pool_bytes, ready_bytes(plane), plane.pool_helpers, beside_decoding(plane))
+            return seen == gpus and told == wanted  # else it must start anew
         except (OSError, TimeoutError, PoolRefused):
             return False
         finally:
@@ -72,7 +74,8 @@ def _pool(plane: Plane) -> ChildSpec:
     # It is asked to end only when the plane ends in order, and then nothing is to stay in memory.
     options = ("--socket", str(socket), "--directory", str(socket.parent), "--budget", str(plane.pool_bytes), "--forget")
     ways = [*(["--gpus"] if gpus else []), *([] if plane.pool_helpers else ["--no-helpers"])]
-    argv = (*PYTHON, "pool.daemon", *options, "--ready", str(ready_bytes(plane)), *ways)
+    limits = ("--ready", str(ready_bytes(plane)), "--beside-decoding", str(beside_decoding(plane)))
+    argv = (*PYTHON, "pool.daemon", *options, *limits, *ways)
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(sorted(gpus))} if gpus else {}
     return ChildSpec(name="pool", argv=argv, environment=environment, prepare=prepare, ready=ready, survives=True)
 
@@ -82,10 +85,19 @@ def ready_bytes(plane: Plane) -> int:
     return plane.pool_bytes // READY_PART if plane.pool_ready_bytes is None else plane.pool_ready_bytes
 
 
+def beside_decoding(plane: Plane) -> float:
+    """Of a link's rate, for a copy beside an engine that decodes."""
+    return BESIDE_DECODING if plane.pool_beside_decoding is None else plane.pool_beside_decoding
+
+
 def pool_words(plane: Plane) -> str:
     """How the pool is set up."""
     helped = "GPUs help one another" if plane.pool_helpers else "each GPU is filled over its own link alone"
-    gpus = f"; {helped}" if any(device.kind == "gpu" for device in plane.devices) else ""
+    share = beside_decoding(plane)
+    beside = f"keep to {share * 100:g} % of their link" if share < 1 else "are not slowed"
+    gpus = ""
+    if any(device.kind == "gpu" for device in plane.devices):
+        gpus = f"; {helped}; copies beside an engine that decodes {beside}"
     return f"{human_bytes(plane.pool_bytes)} for weights, {human_bytes(ready_bytes(plane))} of it may lie ready{gpus}"
 
 

@@ -26,6 +26,7 @@ APPLY_S: Final = 30.0
 KEYS: Final = {
     "pool_bytes": "[node] pool_bytes", "devices": "[node] devices", "gpus": "[node] gpus", "drain_ms": "[node] drain",
     "criu": "[node] criu", "pool_ready_bytes": "[pool] ready", "pool_helpers": "[pool] helpers",
+    "pool_beside_decoding": "[pool] beside_decoding",
 }  # fmt: skip
 """As the file writes them: read at a start and not again, unlike models and limits."""
 

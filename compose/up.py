@@ -108,7 +108,7 @@ def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[st
         settings_path=str(settings) if settings else None, embedded=given.embedded, deadlines=offered.deadlines,
         criu=offered.criu, image_quota_bytes=offered.image_quota_bytes, image_pins=offered.image_pins,
         checkpoint_bytes=offered.checkpoint_bytes, pool_ready_bytes=offered.pool_ready_bytes,
-        pool_helpers=offered.pool_helpers,
+        pool_helpers=offered.pool_helpers, pool_beside_decoding=offered.pool_beside_decoding,
     )  # fmt: skip
 
 

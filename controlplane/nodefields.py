@@ -13,7 +13,9 @@ from controlplane.spec import CELLS
 _DEVICE_LEAST: Final = 1 << 20
 """A cell of a smaller device would be less than 32 pages."""
 _NODE_KEYS: Final = ("pool_bytes", "checkpoint_bytes", "devices", "gpus", "drain", "criu")
-_POOL_KEYS: Final = ("ready", "helpers")
+_POOL_KEYS: Final = ("ready", "helpers", "beside_decoding")
+_LEAST_SHARE: Final = 0.1
+"""Of a link's rate: with less a wake would hardly move."""
 _IMAGE_KEYS: Final = ("quota", "pin")
 _QUOTA_LEAST: Final = 1 << 20
 _GPU: Final = re.compile(r"GPU-[0-9A-Za-z-]{1,60}", re.ASCII)
@@ -43,6 +45,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`[pool] ready`: memory that may lie ready for the next set; None: a quarter of the pool's."""
     pool_helpers: bool = True
     """`[pool] helpers`: whether a GPU may be filled over the links of others, too."""
+    pool_beside_decoding: float | None = None
+    """`[pool] beside_decoding`: of a link's rate that a copy takes beside an engine that decodes; None: the pool's default."""
     image_quota_bytes: int = 0
     """`[images] quota`: what saved engines may take of the disk; 0: half of what they could."""
     image_pins: tuple[str, ...] = ()
@@ -95,7 +99,16 @@ def pool_settings(fields: object, node: NodeSettings) -> NodeSettings:
     helpers = fields.get("helpers", True)
     if not isinstance(helpers, bool):
         raise invalid("pool.helpers", f"{helpers!r} is neither true nor false")
-    return msgspec.structs.replace(node, pool_ready_bytes=ready, pool_helpers=helpers)
+    return msgspec.structs.replace(node, pool_ready_bytes=ready, pool_helpers=helpers, pool_beside_decoding=_beside(fields))
+
+
+def _beside(fields: Mapping[str, object]) -> float | None:
+    if "beside_decoding" not in fields:
+        return None
+    share = fields["beside_decoding"]
+    if isinstance(share, bool) or not isinstance(share, int | float) or not _LEAST_SHARE <= share <= 1:
+        raise invalid("pool.beside_decoding", f"{share!r} is no part of a link's rate: write a number from {_LEAST_SHARE} to 1")
+    return float(share)
 
 
 def images_settings(fields: object, node: NodeSettings) -> NodeSettings:

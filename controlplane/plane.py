@@ -70,6 +70,8 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that may lie ready in the pool for the next set; None: a quarter of `pool_bytes`."""
     pool_helpers: bool = True
     """Whether a GPU may be filled over the links of others, too."""
+    pool_beside_decoding: float | None = None
+    """Of a link's rate that a copy takes while another engine decodes on its device; None: the pool's default."""
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 

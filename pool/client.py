@@ -11,11 +11,11 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from pool.described import Described
 from pool.messages import (
     Attach,
     Attached,
     Describe,
-    Described,
     Drop,
     Find,
     Refusal,

@@ -231,4 +231,5 @@ def devices() -> tuple[list[CudaGpu], Topology]:
         for other in found:
             if (other.uuid, one.uuid) in peers:
                 one.let_write(other)
-    return found, read_topology({gpu.uuid: gpu.bus_id for gpu in found}, peers)
+    links = {gpu.uuid: link for gpu in found if (link := nvml.link(gpu.uuid)) is not None}
+    return found, read_topology({gpu.uuid: gpu.bus_id for gpu in found}, peers, links)

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pool.described import DeviceState
 from pool.fill import OnDevice
 from pool.lane import Lane
 from pool.making import Making
@@ -46,6 +47,18 @@ class Device:
         """Whether engines have weights there, whoever brought them, that are not the newcomer's."""
         there = any(one.holders for name, one in self.residents.items() if name != newcomer)
         return there or any(one.holders for one in self.former) or any(self.left.values())
+
+    def state(self, free_bytes: int, registered_bytes: int) -> DeviceState:
+        """free_bytes: by the driver's word. registered_bytes: of the host's memory, which all devices share."""
+        return DeviceState(
+            device=self.lane.gpu.uuid,
+            total_bytes=self.total_bytes,
+            free_bytes=free_bytes,
+            sets={name: resident.holders for name, resident in self.residents.items()},
+            resident_bytes=sum(one.size_bytes for one in (*self.residents.values(), *self.former)),
+            registered_bytes=registered_bytes,
+            left_bytes=sum(size for (_, size), engines in self.left.items() if engines),
+        )
 
     def leave(self, resident: Resident) -> bool:
         """It is not handed out any more. True: its memory is to be freed, by whoever asked."""

@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 
 from pool.arena import Arena
+from pool.described import DeviceState
 from pool.device import Device, Resident
 from pool.fill import OnDevice, fill, free, refill
 from pool.gpu import Gpu
 from pool.lane import Lane, Turn
 from pool.manifest import Manifest
 from pool.mapping import unmap
-from pool.messages import DeviceState, Filled, Released
+from pool.messages import Filled, Released
 from pool.pace import BESIDE_DECODING, FREE, pace_beside
 from pool.residency import Refused
 from pool.routes import Routes
@@ -38,7 +39,7 @@ class Devices:
         share: float = BESIDE_DECODING,
     ) -> None:
         """share: of a link's rate that a copy takes while a neighbour decodes."""
-        self._arena, self._way, self._share = arena, way, share
+        self._arena, self._way, self._topology, self._share = arena, way, topology, share
         self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
         self._slabs: dict[str, Slabs] = {}
@@ -166,9 +167,10 @@ class Devices:
             loop.call_soon_threadsafe(exported.set_result, made)
 
         neighbours = device.serves_others(slabs.weight_set)
+        rate = self._topology.bytes_per_s(device.lane.gpu.uuid)
 
         def work() -> Filled:
-            pace = pace_beside(device.lane.gpu, self._share) if neighbours else FREE
+            pace = pace_beside(device.lane.gpu, self._share, rate) if neighbours else FREE
             with self._routes.chosen(device.lane.gpu, slabs.size_bytes, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes, pace=pace)
@@ -224,16 +226,8 @@ class Devices:
         registered = sum(slabs.registered_bytes for slabs in self._slabs.values())
         return tuple(
             [
-                DeviceState(
-                    device=uuid,
-                    total_bytes=device.total_bytes,
-                    free_bytes=await device.lane.submit(Turn.NOW, device.lane.gpu.free_bytes),
-                    sets={name: resident.holders for name, resident in device.residents.items()},
-                    resident_bytes=sum(one.size_bytes for one in (*device.residents.values(), *device.former)),
-                    registered_bytes=registered,
-                    left_bytes=sum(size for (_, size), engines in device.left.items() if engines),
-                )
-                for uuid, device in list(self._devices.items())
+                device.state(await device.lane.submit(Turn.NOW, device.lane.gpu.free_bytes), registered)
+                for device in list(self._devices.values())
             ]
         )
 

@@ -36,6 +36,14 @@ def joined(uuid: str, other: str) -> bool:
     return False
 
 
+def link(uuid: str) -> tuple[int, int] | None:
+    """Generation and lanes of its way to the host, as device and machine both have them: an idle one's link is turned down."""
+    with contextlib.suppress(pynvml.NVMLError):
+        handle = _handle(uuid)
+        return int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)), int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+    return None
+
+
 @functools.cache
 def _session() -> None:
     """Raises pynvml.NVMLError, then again."""

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 
 from pool.gpu import Gpu
-from pool.topology import LINK_BYTES_PER_S
 
 BESIDE_DECODING = 0.9
-"""Of a link's nominal rate. Copies at 54 GB/s took 5.7 to 6 % of a neighbour's decoding while they ran (H200, decoding bound by
-the device's memory): at 45 they should take less than 5 %, and a wake of 16 GB 0.06 s more. 1 or more: never slowed."""
+"""Of the rate that is expected of a link (`Place.bytes_per_s`): a slower one is slowed in proportion. Copies at 54 GB/s took
+5.7 to 6 % of a neighbour's decoding while they ran (H200, decoding bound by the device's memory): at 45 they should take less
+than 5 %, and a wake of 16 GB 0.06 s more. 1 or more: never slowed."""
 
 
 class Pace:
@@ -45,7 +45,10 @@ class Pace:
 FREE = Pace(None)
 
 
-def pace_beside(gpu: Gpu, share: float) -> Pace:
-    """On a device where other engines have weights: slowed if kernels ran there a moment ago, or if the driver can't tell."""
+def pace_beside(gpu: Gpu, share: float, bytes_per_s: float) -> Pace:
+    """On a device where other engines have weights: slowed if kernels ran there a moment ago, or if the driver can't tell.
+
+    bytes_per_s: what is expected of the device's link.
+    """
     load = gpu.load()
-    return FREE if share >= 1 or (load is not None and not load[1]) else Pace(LINK_BYTES_PER_S * share)
+    return FREE if share >= 1 or (load is not None and not load[1]) else Pace(bytes_per_s * share)

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pool.described import Described, Dropped, SetState
 from pool.manifest import Manifest, Origin
-from pool.messages import Described, Dropped, Refusal, SetState
+from pool.messages import Refusal
 
 _REMEMBERED = 100
 """Corrupt sets that are reported; a disk that eats more than that is no secret any more."""

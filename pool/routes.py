@@ -9,7 +9,7 @@ from pool.fill import RESERVE_BYTES
 from pool.gpu import Gpu
 from pool.journey import Route
 from pool.paths import Load, choose
-from pool.topology import LINK_BYTES_PER_S, Topology
+from pool.topology import Topology
 
 
 class Routes:
@@ -36,8 +36,7 @@ class Routes:
                 if load is not None
             }
             paths = choose(target.uuid, size_bytes, self._topology, loads, reserve_bytes=RESERVE_BYTES)
-            own_place = self._topology.place(target.uuid)
-            rate = own_place.bytes_per_s if own_place is not None else LINK_BYTES_PER_S
+            rate = self._topology.bytes_per_s(target.uuid)
             routes = tuple(Route(self._gpus[path.via] if path.via else None, path.share, rate) for path in paths)
             own = {path.via or target.uuid: route.stop for path, route in zip(paths, routes, strict=True)}
             self._copying.update(own.keys())

@@ -6,15 +6,16 @@ import logging
 import os
 import shutil
 import socket
-import struct
 from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
 
+from pool.admission import admission
 from pool.arena import Arena
 from pool.checks import Checks
 from pool.deposits import Deposits
+from pool.described import Described
 from pool.devices import Devices
 from pool.gpu import Gpu
 from pool.handing import attach
@@ -23,7 +24,6 @@ from pool.messages import (
     Attach,
     Deposit,
     Describe,
-    Described,
     Drop,
     Find,
     Refusal,
@@ -47,10 +47,8 @@ from pool.topology import NO_TOPOLOGY, Topology
 from pool.way import Way
 from pool.wire import REQUEST_LIMIT, AsyncChannel, WireBroken
 
-CONNECTIONS = 1024
 WRITING_S = 900.0
 """An engine that has been given room writes 60 GiB in ten seconds, or into a machine that swaps."""
-_CREDENTIALS = struct.Struct("3i")
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 log = logging.getLogger("pool")
 
@@ -71,7 +69,7 @@ class Server:
         helpers: for `Described`; without any there is no topology, either."""
         self.arena = arena
         self.residency = residency
-        self._told = {"ready_limit_bytes": ready_bytes, "helpers": helpers}
+        self._told = {"ready_limit_bytes": ready_bytes, "helpers": helpers, "beside_decoding": share}
         way = Way()
         self.devices = Devices(arena, way, gpus, topology, share=share)
         self.ready = Ready(arena, self.devices, way, lambda: self._may_be_ready(ready_bytes))
@@ -130,7 +128,7 @@ class Server:
     async def _converse(self, channel: AsyncChannel) -> None:
         held = References(self.residency, self.devices, self._remove)
         try:
-            if (refusal := self._admission(channel.sock)) is not None:
+            if (refusal := admission(channel.sock, len(self._connections))) is not None:
                 await send(channel, refusal)
                 return
             while (request := await channel.receive(_requests, REQUEST_LIMIT, SEND_S)) is not None:
@@ -150,14 +148,6 @@ class Server:
         finally:
             channel.close()
             await held.close()
-
-    def _admission(self, sock: socket.socket) -> Refusal | None:
-        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if uid not in {os.geteuid(), 0}:
-            return Refusal(code="forbidden", message=f"this pool serves user {os.geteuid()}, not {uid}")
-        if len(self._connections) > CONNECTIONS:
-            return Refusal(code="failed", message=f"{CONNECTIONS} connections are open: is a client leaking them?")
-        return None
 
     async def _answer(self, channel: AsyncChannel, request: Request, held: References) -> None:
         match request:

@@ -9,6 +9,10 @@ import msgspec
 
 LINK_BYTES_PER_S = 50e9
 """Of 16 lanes of the fifth generation, as copies reach it (measured: 51 to 55)."""
+_LINK = (5, 16)
+"""Its generation and lanes."""
+_OLDEST = 3
+"""Generation of the slowest link that is believed: what a guest's virtual port says of itself is older."""
 SYSFS = Path("/sys/bus/pci/devices")
 
 
@@ -33,13 +37,36 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     def place(self, device: str) -> Place | None:
         return next((place for place in self.places if place.device == device), None)
 
+    def bytes_per_s(self, device: str) -> float:
+        """Of its link, one way."""
+        place = self.place(device)
+        return place.bytes_per_s if place is not None else LINK_BYTES_PER_S
+
 
 NO_TOPOLOGY = Topology(places=())
 
 
-def read_topology(bus_ids: Mapping[str, str], peers: Iterable[tuple[str, str]], *, sysfs: Path = SYSFS) -> Topology:
-    """From sysfs. bus_ids: UUID -> `domain:bus:device.function`; peers: pairs that the driver lets write directly."""
-    places = tuple(_place(device, bus_id, sysfs) for device, bus_id in bus_ids.items())
+def link_bytes_per_s(generation: int, lanes: int) -> float:
+    """What copies reach over such a link, one way: each generation from the third on doubles it, each lane adds as much."""
+    if generation < _OLDEST or lanes < 1:
+        return LINK_BYTES_PER_S
+    return LINK_BYTES_PER_S * 2.0 ** (generation - _LINK[0]) * min(lanes, _LINK[1]) / _LINK[1]
+
+
+def read_topology(
+    bus_ids: Mapping[str, str],
+    peers: Iterable[tuple[str, str]],
+    links: Mapping[str, tuple[int, int]] | None = None,
+    *,
+    sysfs: Path = SYSFS,
+) -> Topology:
+    """From sysfs. bus_ids: UUID -> `domain:bus:device.function`; peers: pairs that the driver lets write directly; links: UUID
+    -> generation and lanes, of those whose driver tells."""
+    rates = {device: link_bytes_per_s(*link) for device, link in (links or {}).items()}
+    places = tuple(
+        msgspec.structs.replace(_place(device, bus_id, sysfs), bytes_per_s=rates.get(device, LINK_BYTES_PER_S))
+        for device, bus_id in bus_ids.items()
+    )
     return Topology(places=places, peers=frozenset(peers))
 
 

@@ -11,7 +11,7 @@ from controlplane.commands import ReportForeign
 from controlplane.events.node import Outsider
 from controlplane.plane import Plane
 from controlplane.subjects import DeviceBytes
-from pool.messages import Described
+from pool.described import Described
 from worker import gpus, ranks
 from worker.engines.messages import State
 from worker.instancedir import Record

@@ -22,7 +22,7 @@ from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from controlplane.subjects import Measure, Measured
-from pool.messages import Described
+from pool.described import Described
 from worker import instancedir, processes, skeleton
 from worker.beats import Beats
 from worker.board import Board

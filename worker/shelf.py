@@ -10,7 +10,8 @@ from msgspec import Struct
 from controlplane.fleet import Model
 from controlplane.spec import ModelFacts
 from pool.client import PoolClient, PoolRefused
-from pool.messages import Described, Staged, Staging
+from pool.described import Described
+from pool.messages import Staged, Staging
 from worker.failure import StepFailed
 from worker.moves import Goal
 from worker.sources import Prepared

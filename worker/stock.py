@@ -11,7 +11,8 @@ from controlplane.arguments import shaping
 from controlplane.commands import ReportDropped, ReportModel, ReportStaged, ReportUnusable
 from controlplane.fleet import Model
 from controlplane.spec import ModelFacts
-from pool.messages import Described, Staged
+from pool.described import Described
+from pool.messages import Staged
 from pool.ranks import form_of, joined, split
 from worker.board import Board
 from worker.desired import Desired

@@ -45,7 +45,7 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     one, two = tiny(sources / "one", "llama", seed=1), tiny(sources / "two", "llama", seed=2)
     other = tiny(sources / "other", "qwen3", seed=3)
     settings = (
-        '[node]\npool_bytes = "256MiB"\n\n[pool]\nready = "48MiB"\nhelpers = false\n'
+        '[node]\npool_bytes = "256MiB"\n\n[pool]\nready = "48MiB"\nhelpers = false\nbeside_decoding = 0.75\n'
         + model("one", one)
         + model("two", two)
         + model("other", other)
@@ -83,7 +83,11 @@ async def test_the_pool_works_as_the_settings_say(plane: PlaneUnderTest) -> None
     await client.close()
     assert (described.budget_bytes, described.ready_limit_bytes, described.helpers) == (256 * MIB, 48 * MIB, False)
     assert described.ready_bytes <= 48 * MIB
-    words = "256 MiB for weights, 48.0 MiB of it may lie ready; each GPU is filled over its own link alone"
+    assert described.beside_decoding == 0.75
+    words = (
+        "256 MiB for weights, 48.0 MiB of it may lie ready; each GPU is filled over its own link alone; copies beside an "
+        "engine that decodes keep to 75 % of their link"
+    )
     assert words in plane.cli("status").stdout
     assert words in plane.cli("doctor").stdout
 

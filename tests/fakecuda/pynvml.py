@@ -5,6 +5,7 @@ import os
 NVML_P2P_CAPS_INDEX_NVLINK = 2
 NVML_P2P_STATUS_OK = 0
 _COUNT = int(os.environ.get("FAKE_CUDA_DEVICES", "1"))
+_GENERATION = int(os.environ.get("FAKE_CUDA_GENERATION", "5"))
 _BYTES = int(os.environ.get("FAKE_CUDA_BYTES", str(256 << 20)))
 
 
@@ -60,3 +61,11 @@ def nvmlDeviceGetUtilizationRates(handle: str) -> Utilization:
 
 def nvmlDeviceGetP2PStatus(handle: str, other: str, index: int) -> int:
     return NVML_P2P_STATUS_OK
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(handle: str) -> int:
+    return _GENERATION
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(handle: str) -> int:
+    return 16

@@ -1,7 +1,10 @@
 """Wakes beside what others do: a set that is being brought, an engine that decodes on the same device. The GPU is played."""
 
 import asyncio
+import statistics
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -63,7 +66,7 @@ async def test_a_wake_waits_for_no_staging_whatever_that_is_at(
 async def test_a_copy_is_slowed_only_where_another_engine_decodes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def pace(gpu: Gpu, share: float) -> Pace:
+    def pace(gpu: Gpu, share: float, bytes_per_s: float) -> Pace:
         asked.append(gpu.uuid)
         return FREE
 
@@ -82,14 +85,43 @@ async def test_a_copy_is_slowed_only_where_another_engine_decodes(room: Room, mo
     await asyncio.to_thread(again.release)
 
 
+def delay_s() -> float:
+    """What a thread that comes back from the driver waits for the interpreter while another computes, the median of 30."""
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            pass
+
+    other = threading.Thread(target=compute)
+    other.start()
+    try:
+        found = []
+        for _ in range(30):
+            begun = time.perf_counter()
+            time.sleep(0)
+            found.append(time.perf_counter() - begun)
+        return statistics.median(found)
+    finally:
+        over.set()
+        other.join()
+
+
 def test_a_thread_that_computes_does_not_keep_the_interpreter_from_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[float] = []
-    monkeypatch.setattr("sys.setswitchinterval", told.append)
     monkeypatch.setattr("os.umask", lambda mask: 0)
     (tmp_path / "open").mkdir(mode=0o755)
     arguments = ["--socket", str(tmp_path / "s"), "--directory", str(tmp_path / "open"), "--budget", "1"]
-    assert daemon.main(arguments) == 2, "that directory is everybody's"
-    assert told == [pytest.approx(daemon.SWITCH_S)]
-    assert daemon.SWITCH_S <= 0.001
+    usual = sys.getswitchinterval()
+    deadline = time.monotonic() + 30
+    try:
+        while True:  # by turns: the machine may be busy with something else
+            sys.setswitchinterval(usual)
+            before = delay_s()
+            assert daemon.main(arguments) == 2, "that directory is everybody's"
+            if delay_s() < before / 2:
+                break
+            assert time.monotonic() < deadline, f"it takes {before * 1000:.1f} ms, and no less in a daemon"
+    finally:
+        sys.setswitchinterval(usual)

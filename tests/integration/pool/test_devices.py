@@ -14,10 +14,11 @@ import pytest
 
 from pool.arena import Arena
 from pool.client import PoolClient, PoolRefused
+from pool.described import Described
 from pool.devicelink import Spoiled, attach_device, deposit, exchange, find
 from pool.gpu import Block
 from pool.manifest import read as read_manifest
-from pool.messages import Attached, Deposit, Described, Tensor
+from pool.messages import Attached, Deposit, Tensor
 from pool.nodes import Nodes
 from pool.numa import MemoryNode, read_nodes
 from pool.residency import Residency

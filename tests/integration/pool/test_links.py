@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from pool.client import PoolRefused
+from pool.described import Described
 from pool.devicelink import DeviceAttachment, attach_device, deposit
-from pool.messages import Deposit, Described, Tensor
+from pool.messages import Deposit, Tensor
 from tests.poolroom import MIB, Daemon, wait_for, write_safetensors
 
 FAKE_CUDA = Path(__file__).parents[2] / "fakecuda"

@@ -1,7 +1,7 @@
 """What doctor says of memory nodes: of one, of two, of a kernel that refuses, of a pool that runs."""
 
 from compose.nodechecks import found
-from pool.messages import Described, SetState
+from pool.described import Described, SetState
 from pool.numa import MemoryNode
 
 GIB = 1 << 30

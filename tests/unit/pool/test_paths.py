@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pool.paths import PIECE_BYTES, RING_BYTES, SMALLEST_BYTES, Dealer, Load, choose, pieces
-from pool.topology import Place, Topology, read_topology
+from pool.topology import LINK_BYTES_PER_S, Place, Topology, read_topology
 
 GIB = 1 << 30
 IDLE = Load(free_bytes=8 * GIB)
@@ -156,6 +156,35 @@ def test_right_below_the_root_every_device_has_a_link_of_its_own(tmp_path: Path)
 def test_a_bus_that_tells_nothing_leaves_every_device_its_own_link(tmp_path: Path) -> None:
     found = read_topology({"a": "0000:00:04.0"}, [], sysfs=tmp_path)
     assert found.places == (Place(device="a", uplink="0000:00:04.0"),)
+
+
+@pytest.mark.parametrize(
+    ("link", "part"),
+    [
+        ((5, 16), 1.0),
+        ((4, 16), 0.5),
+        ((5, 8), 0.5),
+        ((3, 16), 0.25),
+        ((6, 16), 2.0),
+        ((5, 32), 1.0),
+        ((1, 1), 1.0),
+        (None, 1.0),
+    ],
+    ids=[
+        "as measured",
+        "fourth",
+        "half of the lanes",
+        "third",
+        "sixth",
+        "a virtual port's lanes",
+        "a virtual port's",
+        "not told",
+    ],
+)
+def test_a_link_is_as_fast_as_its_generation_and_lanes(tmp_path: Path, link: tuple[int, int] | None, part: float) -> None:
+    topology = read_topology({"a": "0000:00:04.0"}, [], {"a": link} if link else {}, sysfs=tmp_path)
+    assert topology.bytes_per_s("a") == part * LINK_BYTES_PER_S
+    assert topology.bytes_per_s("unknown") == LINK_BYTES_PER_S
 
 
 def test_a_path_that_is_left_out_is_dealt_nothing_more_and_what_it_had_is_the_first_ones() -> None:

@@ -213,6 +213,11 @@ def test_the_pool_has_memory_that_lies_ready_and_helpers() -> None:
     assert parse("[pool]\nready = 0").node.pool_ready_bytes == 0
 
 
+@pytest.mark.parametrize(("text", "share"), [("", None), ("beside_decoding = 0.1", 0.1), ("beside_decoding = 1", 1.0)])
+def test_the_pool_is_told_how_fast_copies_are_beside_an_engine_that_decodes(text: str, share: float | None) -> None:
+    assert parse(f"[pool]\n{text}").node.pool_beside_decoding == share
+
+
 @pytest.mark.parametrize(
     ("text", "key", "says"),
     [
@@ -220,6 +225,11 @@ def test_the_pool_has_memory_that_lies_ready_and_helpers() -> None:
         ('ready = "5GiB"', "pool.ready", "5368709120 bytes can't lie ready in a pool of 4294967296"),
         ("helpers = 1", "pool.helpers", "1 is neither true nor false"),
         ('helpers = "no"', "pool.helpers", "'no' is neither"),
+        ("beside_decoding = 0.09", "pool.beside_decoding", "0.09 is no part of a link's rate: write a number from 0.1 to 1"),
+        ("beside_decoding = 1.5", "pool.beside_decoding", "1.5 is no part"),
+        ("beside_decoding = nan", "pool.beside_decoding", "nan is no part"),
+        ("beside_decoding = true", "pool.beside_decoding", "True is no part"),
+        ('beside_decoding = "90%"', "pool.beside_decoding", "'90%' is no part"),
         ("read = 1", "pool.read", "did you mean ready?"),
     ],
 )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from controlplane.commands import ReportForeign
 from controlplane.events.node import Outsider
 from controlplane.plane import Plane, PlaneDevice
-from pool.messages import Described
+from pool.described import Described
 from worker import devicebooks, gpus, processes
 from worker.devicebooks import DeviceBooks
 from worker.engines.messages import State
