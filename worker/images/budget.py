@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from worker.images.digest import taken_bytes
+from worker.filedigest import taken_bytes
 from worker.images.store import ImageBroken, Manifest, Store
 from worker.images.worth import Holding, surplus
 

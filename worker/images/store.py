@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from worker.images.digest import data_bytes, digest, taken_bytes
+from worker.filedigest import data_bytes, digest, taken_bytes
 from worker.images.exchange import exchange
 from worker.images.fingerprint import Fingerprint, MappedFile
 

@@ -12,6 +12,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from pool.safetensors import INDEX
+from worker.filedigest import digest
 from worker.sources.headers import Headers, headers
 from worker.sources.hub import fetch
 from worker.sources.places import made
@@ -23,7 +24,6 @@ _BESIDE: Final = (
     "quantize_config.json", "quant_config.json", INDEX,
 )  # fmt: skip
 """Files beside the weights that a copy has if they are there."""
-_CHUNK_BYTES: Final = 16 << 20
 
 
 def draft_for(target: Headers, source: str, models: Path) -> Headers:
@@ -73,14 +73,14 @@ def _tokens(directory: Path) -> dict[str, int]:
 
 def _kept(found: Headers, models: Path) -> Path:
     names = sorted({*(one.name for one in found.weights.files), *_present(found.directory)})
-    digest = _digest(found.directory, names)
-    target = models.resolve() / f"{PREFIX}{digest}"
+    content = _digest(found.directory, names)
+    target = models.resolve() / f"{PREFIX}{content}"
     if target.exists():
         return target
     with made(target) as copy:
         for name in names:
             shutil.copyfile(found.directory / name, copy / name)
-        if _digest(copy, names) != digest:
+        if _digest(copy, names) != content:
             raise CantUse("bad_source", f"{found.directory} changed while it was read: it is tried again", final=False)
     return target
 
@@ -93,9 +93,5 @@ def _digest(directory: Path, names: list[str]) -> str:
     """Of all bytes, 32 hex digits."""
     whole = blake3()
     for name in names:
-        content = blake3(max_threads=blake3.AUTO)
-        with (directory / name).open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                content.update(chunk)
-        whole.update(name.encode() + b"\0" + content.digest())
+        whole.update(f"{name}\0{digest(directory / name)}".encode())
     return whole.hexdigest(length=16)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from worker.images import digest as digests
+from worker import filedigest as digests
+from worker.filedigest import digest, taken_bytes
 from worker.images import store as stores
-from worker.images.digest import digest, taken_bytes
 from worker.images.fingerprint import Fingerprint
 from worker.images.store import ImageBroken, Manifest, Store
 

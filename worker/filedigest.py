@@ -71,7 +71,7 @@ def _digest(descriptor: int, path: Path, size: int) -> str:
     readers = min(MOST_READERS, len(os.sched_getaffinity(0)))
     piece = readers * SLICE_BYTES
     rooms = [memoryview(bytearray(min(piece, size))) for _ in range(2)]
-    with ThreadPoolExecutor(readers, "image-reader") as pool:
+    with ThreadPoolExecutor(readers, "file-reader") as pool:
         coming = _begin(pool, descriptor, path, rooms[0], 0)
         for nth, at in enumerate(range(0, size, piece)):
             for slice_ in coming:
