@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from compose.bench.rows import medians
+from compose.bench.rows import machine, medians
 from compose.bench.shapes import shape_of
 from pool.client import Attachment, PoolClient
 from pool.devicelink import attach_device
@@ -50,7 +50,7 @@ class Stage:
         self.source = Path()
         self.known: dict[str, Any] = {}
         self.weight_set = ""
-        self.rows: dict[str, Any] = {"shape": options.shape, "engine": options.engine}
+        self.rows: dict[str, Any] = {**machine(), "shape": options.shape, "engine": options.engine}
         self.store = Store(self.work / "images")
         self.manifest: Manifest | None = None
         self.room: Room | None = None
