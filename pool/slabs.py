@@ -1,6 +1,8 @@
 """The daemon's own view of its segments, from which devices are filled: mapped once, pinned piece by piece in spare time."""
 
+import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +11,12 @@ from pool.mapping import map_shared, unmap
 
 PIN_BYTES = 64 << 20
 """At once: a wake that finds the lane pinning waits 10 ms. A multiple of one copy's size, for no copy may leave a range."""
+log = logging.getLogger("pool")
 
 
 @dataclass
 class Slab:
-    """One segment. What is pinned of it belongs to the lane's thread."""
+    """One segment. Lanes of several devices may want it at the same time: what is pinned is pinned for all of them."""
 
     address: int
     size: int
@@ -21,6 +24,8 @@ class Slab:
     """Bytes from its start."""
     refused: bool = False
     """The driver does not pin it: copies from the rest go through the driver's own buffers."""
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    """Whose piece it is: the driver refuses a range that another thread is pinning, and that is no refusal of the memory."""
 
     @classmethod
     def over(cls, fd: int, size: int) -> "Slab":
@@ -37,15 +42,17 @@ class Slab:
 
     def pin(self, gpu: Gpu) -> None:
         """The next piece. A refusal costs speed only. The pages have been touched: else this runs at a tenth of the speed."""
-        if not self.to_pin:
-            return
-        size = min(PIN_BYTES, self.size - self.pinned)
-        try:
-            gpu.register(self.address + self.pinned, size)
-        except OSError:
-            self.refused = True
-        else:
-            self.pinned += size
+        with self._turn:
+            if not self.to_pin:
+                return
+            size = min(PIN_BYTES, self.size - self.pinned)
+            try:
+                gpu.register(self.address + self.pinned, size)
+            except OSError as error:
+                self.refused = True
+                log.warning("not_pinned", extra={"bytes": self.size - self.pinned, "why": str(error)})
+            else:
+                self.pinned += size
 
     def register(self, gpu: Gpu) -> None:
         """All of it."""
@@ -53,10 +60,11 @@ class Slab:
             self.pin(gpu)
 
     def unregister(self, gpu: Gpu) -> None:
-        for at in range(0, self.pinned, PIN_BYTES):
-            gpu.unregister(self.address + at)
-        self.pinned = 0
-        self.refused = True  # it is about to be unmapped
+        with self._turn:
+            for at in range(0, self.pinned, PIN_BYTES):
+                gpu.unregister(self.address + at)
+            self.pinned = 0
+            self.refused = True  # it is about to be unmapped
 
 
 @dataclass
