@@ -161,7 +161,7 @@ def test_a_switch_takes_place_in_memory_that_is_mapped(house: House, device: gpu
     attachment = exchange(attachment, second)
     for number in range(SEGMENTS):
         assert np.array_equal(house.importer.read(number), house.bytes[number])
-    assert abs(gpus.used_bytes(device.uuid) - before) < 2 * MIB
+    assert abs(gpus.used_bytes(device.uuid) - before) < SIZE, "not even one segment more"
     house.importer.unmap()
     released = attachment.release()
     assert released is not None
@@ -208,8 +208,8 @@ def test_a_daemon_killed_in_the_middle_of_a_copy_leaves_nothing_and_the_next_one
     without = gpus.used_bytes(device.uuid)
 
     def kills(attached: Attached, fds: list[int]) -> None:
+        house.daemon.kill()  # at once: half a gigabyte is there within 10 ms
         house.importer.map(attached, fds)
-        house.daemon.kill()
 
     with pytest.raises(OSError):  # noqa: PT011 - the connection's end, whichever way it shows
         attach_device(house.daemon.socket, house.weight_set, device.uuid, kills)
