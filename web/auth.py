@@ -1,6 +1,7 @@
 """The gate before every route: the Host header, who asks, what they may, and the headers that every answer carries."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,8 +18,9 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARD: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
 OPEN: Final = frozenset({"/livez", "/readyz", "/login", "/favicon.ico"})
 OPEN_UNDER: Final = "/static/"
-WATCH_S: Final = 5.0
-"""A stream of a revoked token ends within this time and the keyring's."""
+WATCH_S: Final = 2.0
+"""What runs for a token that is revoked ends within this time and the keyring's: it is the keyring that is looked at so often,
+which asks the database once for all that runs for a token."""
 UNAUTHORIZED: Final = 401
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 CSP: Final = (
@@ -32,8 +34,33 @@ SECURITY: Final = [
 ]  # fmt: skip
 
 
+class Credential:
+    """What a caller showed at the gate: it is looked at again for as long as what it opened goes on."""
+
+    def __init__(self, headers: Headers, identify: Callable[[Headers], Awaitable[Identity | None]]) -> None:
+        self._headers, self._identify = headers, identify
+
+    async def outlasts(self, *waited: "asyncio.Future[Any]") -> ApiError | None:
+        """Wait for the first of `waited` to be done. Return why not, if the token or session has ended before (401)."""
+        while not (await asyncio.wait(waited, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if (error := await self._lapsed()) is not None:
+                return error
+        return None
+
+    async def _lapsed(self) -> ApiError | None:
+        try:
+            if await self._identify(self._headers) is None:
+                return ApiError(UNAUTHORIZED, "session_over", "this browser's session has ended; log in again")
+        except ApiError as error:
+            if error.status == UNAUTHORIZED:  # else it can't be told now
+                message = "the token was revoked while this request ran, which has been ended; ask with a valid one"
+                return ApiError(UNAUTHORIZED, "token_revoked", message)
+        return None
+
+
 class Gate:
-    """ASGI middleware. Leaves the caller's `Identity` (or None on open paths) in `scope["user"]`."""
+    """ASGI middleware. Leaves in `scope["user"]` the caller's `Identity` (None on open paths), and in `scope["auth"]` the
+    `Credential` that it was told by."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring, sessions: Sessions, host: str) -> None:
         self._app, self._keyring, self._sessions = app, keyring, sessions
@@ -49,29 +76,8 @@ class Gate:
         except ApiError as error:
             await _refuse(http, send, error)
             return
-        await self._app(scope, self._watched(http, receive) if scope["user"] and scope["method"] in SAFE else receive, send)
-
-    def _watched(self, scope: HTTPScope, receive: Receive) -> Receive:
-        """For streams, which wait here for their reader to go: whose token or session has ended is as good as gone."""
-        headers = Headers.from_scope(scope)
-
-        async def watched() -> Any:
-            coming = asyncio.ensure_future(receive())
-            try:
-                while not (await asyncio.wait({coming}, timeout=WATCH_S))[0]:
-                    if not await self._still(headers):
-                        return {"type": "http.disconnect"}
-                return coming.result()
-            finally:
-                coming.cancel()
-
-        return watched
-
-    async def _still(self, headers: Headers) -> bool:
-        try:
-            return await self._identify(headers) is not None
-        except ApiError as error:
-            return error.status != UNAUTHORIZED  # else it can't be told now
+        credential = scope["auth"] = Credential(Headers.from_scope(http), self._identify)
+        await self._app(scope, _watched(receive, credential) if scope["user"] and scope["method"] in SAFE else receive, send)
 
     async def _admit(self, scope: HTTPScope) -> Identity | None:
         headers = Headers.from_scope(scope)
@@ -111,6 +117,19 @@ class Gate:
         if not session.token:
             return Identity(name="browser", scope="admin", cookie=True)
         return await self._keyring.opener(session.token)
+
+
+def _watched(receive: Receive, credential: Credential) -> Receive:
+    """For streams, which wait here for their reader to go: whose token or session has ended is as good as gone."""
+
+    async def watched() -> Any:
+        coming = asyncio.ensure_future(receive())
+        try:
+            return {"type": "http.disconnect"} if await credential.outlasts(coming) else coming.result()
+        finally:
+            coming.cancel()
+
+    return watched
 
 
 def session_value(headers: Headers, cookie: str) -> str | None:

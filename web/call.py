@@ -45,6 +45,7 @@ class Call:
         """Number of the last attempt."""
         self._ended = False
         self._stop: ApiError | None = None
+        self._failing = False
         self._scope: asyncio.Timeout | None = None
 
     async def run(self, sink: Sink) -> Finish:
@@ -60,14 +61,24 @@ class Call:
             self._end("cancelled", by="caller")
             raise
         except Exception as error:
-            if self._stop is not None:
-                self._end("cancelled", by="gateway")
-                raise self._stop from None
+            if (stop := self._stop) is not None:
+                if self._failing:
+                    self._end("failed", code=stop.code, message=stop.message)
+                else:
+                    self._end("cancelled", by="gateway")
+                raise stop from None
             _log.exception("call_failed", request=self.request)
             self._end("failed", code="internal", message=f"{type(error).__name__} in the web process; its log says more")
             raise ApiError.ended("internal", "the web process failed; its log says more") from error
         finally:
+            self._scope = None
             self._end("failed", code="internal", message="left without an end")
+
+    def fail(self, error: ApiError) -> None:
+        """Leave at the next step: the request has failed with `error`. One that is leaving already isn't told again."""
+        if self._stop is None:
+            self._failing = True
+            self.stop(error)
 
     def stop(self, error: ApiError) -> None:
         """Leave at the next step, with `error` for the caller."""

@@ -1,4 +1,4 @@
-"""What goes out for a call: a stream of events, or one body; and the watch on the caller who may leave."""
+"""What goes out for a call: a stream of events, or one body; and the watch on the caller, who may leave or lose his token."""
 
 import asyncio
 import difflib
@@ -9,6 +9,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from web.attempt import Ask
+from web.auth import Credential
 from web.call import QUEUE_S, Call
 from web.errors import ApiError
 from web.gateway import Gateway
@@ -27,7 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CallResponse(ASGIResponse):
-    """Runs the call while the caller is there; a caller who leaves cancels it."""
+    """Runs the call while the caller is there and may ask; who leaves cancels it, whose token is revoked has it failed."""
 
     def __init__(self, gateway: Gateway, ask: Ask, *, include_usage: bool = False) -> None:
         super().__init__()
@@ -38,8 +39,11 @@ class CallResponse(ASGIResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._stream(send) if self._ask.streamed else self._whole(send))
         gone = asyncio.ensure_future(_gone(receive))
+        credential: Credential = scope["auth"]
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if (error := await credential.outlasts(work, gone)) is not None:
+                self._call.fail(error)
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not work.done():
                 work.cancel()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -11,6 +12,8 @@ from controlplane import ids
 from controlplane.commands import CloseGateway, Order
 from controlplane.subjects import COMMAND_GATEWAY
 from tests.integration.web.house import House, until
+from web import auth, keyring
+from web.tokens import new_token, revoke_token, split
 
 BODY = {"model": "alpha", "messages": [{"role": "user", "content": "x"}]}
 
@@ -33,8 +36,9 @@ async def warm(house: House) -> None:
     await until(lambda: not house.services.view.fleet.requests)
 
 
-async def _ask(house: House, **fields: Any) -> list[str]:
-    async with house.client.stream("POST", "/v1/chat/completions", json={**BODY, **fields}) as response:
+async def _ask(house: House, token: str = "", **fields: Any) -> list[str]:
+    headers = {"authorization": f"Bearer {token or house.token}"}
+    async with house.client.stream("POST", "/v1/chat/completions", json={**BODY, **fields}, headers=headers) as response:
         return [line async for line in response.aiter_lines()]
 
 
@@ -109,6 +113,77 @@ async def test_an_operators_cancel_of_a_queued_request(house: House) -> None:
     assert caught.value.code == "cancelled"
     await house.settled("RequestCancelled")
     assert (await house.client.delete(f"/api/requests/{request}")).status_code == 404
+
+
+@pytest.fixture
+async def lent(house: House, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A token that stops working soon after it is revoked."""
+    monkeypatch.setattr(keyring, "TTL_S", 0.0)
+    monkeypatch.setattr(auth, "WATCH_S", 0.05)
+    return await new_token(house.plane.postgres_url, "ada")
+
+
+async def revoke(house: House, token: str) -> None:
+    assert await revoke_token(house.plane.postgres_url, (split(token) or ("",))[0])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_runs_for_a_token_ends_when_it_is_revoked_and_nothing_else_does(
+    house: House, stream: bool, lent: str
+) -> None:
+    await warm(house)
+    house.node.script.gate.clear()
+    call = asyncio.create_task(_ask(house, lent, stream=stream))
+    await until(lambda: house.node.frontend.running)
+    (request,) = await until(lambda: list(house.services.view.fleet.requests))
+    others = asyncio.create_task(_ask(house, stream=stream))
+    await until(lambda: house.node.frontend.running == 2)
+    await revoke(house, lent)
+    async with asyncio.timeout(10):
+        lines = await call
+    last = lines[-4].removeprefix("data: ") if stream else lines[0]
+    error = msgspec.json.decode(last)["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "token_revoked")
+    await until(lambda: house.node.frontend.aborted == [request])
+    house.node.script.gate.set()
+    await others
+    await house.settled("RequestFinished", "RequestFailed", "RequestFinished")
+    (failed,) = await house.events("RequestFailed")
+    assert (failed.event.request, failed.event.code, failed.event.completion_tokens) == (request, "token_revoked", 2)
+
+
+async def test_what_waits_for_a_token_ends_when_it_is_revoked(house: House, lent: str) -> None:
+    await house.register("alpha")
+    house.node.climb.clear()
+    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=lent, max_retries=0) as client:
+        call = asyncio.create_task(client.completions.create(model="alpha", prompt="x"))
+        await until(lambda: house.services.view.fleet.requests)
+        await revoke(house, lent)
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await call
+    assert caught.value.code == "token_revoked"
+    await house.settled("RequestFailed")
+
+
+async def test_an_answer_goes_on_while_the_database_of_tokens_is_away(
+    house: House, lent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm(house)
+    house.node.script.gate.clear()
+    call = asyncio.create_task(_ask(house, lent, stream=True))
+    await until(lambda: house.node.frontend.running)
+    looks = 0
+
+    async def away(_: str) -> None:
+        nonlocal looks
+        looks += 1
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(house.services.keyring, "_look_up", away)
+    await until(lambda: looks > 1)
+    house.node.script.gate.set()
+    assert (await call)[-2] == "data: [DONE]"
+    await house.settled("RequestFinished", "RequestFinished")
 
 
 @pytest.mark.parametrize("stream", [True, False])
