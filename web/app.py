@@ -5,7 +5,7 @@ from typing import Any, Final
 import structlog
 from litestar import Litestar, Request, Response
 from litestar.datastructures import State
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp, ControllerRouterHandler
@@ -14,8 +14,9 @@ from controlplane.lean import without
 from controlplane.refusal import Refused
 from web import health, login, metrics
 from web.auth import Gate
-from web.complaint import complaint, for_a_person
+from web.complaint import allowed, complaint, for_a_person
 from web.errors import ApiError
+from web.head import Head
 from web.openai.routes import router as openai
 from web.pages import router as pages
 from web.pages import static
@@ -60,7 +61,7 @@ def _app(handlers: list[ControllerRouterHandler], services: Services) -> Litesta
 
 def guarded(app: Litestar, services: Services) -> ASGIApp:
     """The application behind the gate: what is served."""
-    return Gate(app, services.keyring, services.sessions, services.plane.web_host)
+    return Head(Gate(app, services.keyring, services.sessions, services.plane.web_host))
 
 
 def _api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
@@ -85,6 +86,8 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     response = _api_error(request, shaped)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
+    if isinstance(error, MethodNotAllowedException):
+        response.headers["allow"] = ", ".join(allowed(error))
     return response
 
 

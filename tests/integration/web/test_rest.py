@@ -221,7 +221,7 @@ async def test_what_is_wrong_is_told_with_the_callers_own_names(house: House) ->
         ("GET", "/api/events?after=5&before=10", {}, "before", "send one of them"),
         ("POST", "/api/models/a/load", {"idempotency-key": "x" * 256}, "Idempotency-Key", "of length <= 255"),
         ("GET", "/api/nope", {}, None, "there is no GET /api/nope; GET /api/schema lists all"),
-        ("PATCH", "/api/events", {}, None, "/api/events takes GET, OPTIONS, not PATCH"),
+        ("PATCH", "/api/events", {}, None, "/api/events takes GET, HEAD, OPTIONS, not PATCH"),
         ("POST", "/api/models", {}, None, "Expected `object`, got `array`"),
     ]
     for method, path, headers, param, message in tried:
