@@ -21,7 +21,7 @@ REOPENED_MS: Final = 2_000
 the gateway's. A worker sees a death within milliseconds, a frontend's restart takes about a second."""
 
 RENEWED_MS: Final = 10_000
-"""The numbers in a waiter's sentence (bytes, processes of others) are told anew when they are other ones, at most so often."""
+"""What a waiter's sentence names (bytes, processes, who has the place) is told anew when it is another, at most so often."""
 
 INSPECTION_MS: Final = 60_000
 """A model that no node has inspected is waited for so long after it was registered; then its requests are refused."""

@@ -204,7 +204,7 @@ def _occupied(fleet: Fleet, found: Plan) -> Wait:
             return Wait("slot_busy", f"slot busy: {model} is loading on {where}")
         if not standing.heard(fleet, other.node):
             return Wait("node_silent", f"{other.model} holds the place on {where}, and its node is silent")
-        count = f"{other.running} request{'s' if other.running != 1 else ''}"
-        return Wait("slot_busy", f"slot busy: {other.model} runs {count} on {where}")
+        does = "serves requests" if other.running else "is kept for a request of its own"  # how many: another number at once
+        return Wait("slot_busy", f"slot busy: {other.model} {does} on {where}")
     names = sorted({i.model or i.instance for i in (*occupants, *(fleet.instances[v] for v in found.victims))})
     return Wait("descending", f"{', '.join(names)} leaves {where} to make room")

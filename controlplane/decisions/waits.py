@@ -1,4 +1,4 @@
-"""What waits, why, and how those who wait are told: with a code, a sentence, and numbers that stay true."""
+"""What waits, why, and how those who wait are told: with a code, and a sentence that stays true."""
 
 from bisect import bisect_left
 
@@ -10,8 +10,8 @@ from controlplane.decisions.limits import RENEWED_MS
 from controlplane.events import RequestQueued
 from controlplane.fleet.callers import Request
 
-_NUMBERED = ("foreign_memory", "making_room")
-"""Codes whose sentences name bytes, and who has them."""
+_RENEWED = ("foreign_memory", "making_room", "slot_busy")
+"""Codes whose sentences name what may be another while they stay: bytes, who has them, who has the place and what it does."""
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 def announce(draft: Draft, waits: list[tuple[Want, Wait]]) -> None:
-    """Tell those whose reason is a new kind of reason, or names other numbers; a place that merely moved up is not worth an
-    event."""
+    """Tell those whose reason is a new kind of reason, or has become another sentence; a place that merely moved up is
+    not worth an event."""
     orders: list[int] | None = None
     for want, wait in waits:
         for waiting in draft.fleet.waiting.get(want.model, ()):
@@ -51,4 +51,4 @@ def announce(draft: Draft, waits: list[tuple[Want, Wait]]) -> None:
 
 
 def _outdated(request: Request, wait: Wait, now: int) -> bool:
-    return wait.code in _NUMBERED and request.reason != wait.reason and now - request.queued_ms >= RENEWED_MS
+    return wait.code in _RENEWED and request.reason != wait.reason and now - request.queued_ms >= RENEWED_MS

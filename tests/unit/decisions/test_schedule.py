@@ -11,7 +11,7 @@ from controlplane.commands import (
     Sleep,
     Tick,
 )
-from controlplane.decisions.limits import BOUND_MS
+from controlplane.decisions.limits import BOUND_MS, RENEWED_MS
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestQueued, RequestRouted
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
@@ -80,7 +80,7 @@ def test_a_start_that_an_operator_asked_for_goes_on() -> None:
 def test_a_busy_place_is_waited_for_and_the_reason_names_who_holds_it() -> None:  # C01 without preempting
     story = one_place("a", "b").given(admit("req_1", "a")).given(admit("req_2", "a"))
     story.when(admit("req_3", "b"))
-    story.then("RequestAccepted", ("RequestQueued", {"code": "slot_busy", "reason": "slot busy: a runs 2 requests on cpu0"}))
+    story.then("RequestAccepted", ("RequestQueued", {"code": "slot_busy", "reason": "slot busy: a serves requests on cpu0"}))
     story.when(done("req_1")).then("RequestFinished")
     story.when(done("req_2"))
     story.then(
@@ -89,6 +89,16 @@ def test_a_busy_place_is_waited_for_and_the_reason_names_who_holds_it() -> None:
     )  # fmt: skip
     evict(story, "a").then("InstanceSlept", "GrantReturned", *CLIMB, ("RequestQueued", {"code": "climbing"}))
     story.report_up("b").then("InstanceUp", "RequestRouted")
+
+
+def test_who_waits_for_a_busy_place_is_told_anew_when_another_thing_keeps_it_busy() -> None:
+    story = with_models(plane(), spec("a"), spec("b")).given(admit("req_1", "a")).given(admit("req_2", "b"))
+    assert story.fleet.requests["req_2"].reason == "slot busy: a is loading on cpu0"
+    story.report_up("a").then("InstanceUp", "RequestRouted")
+    story.when(Tick(), after_ms=RENEWED_MS).then(("RequestQueued", {"reason": "slot busy: a serves requests on cpu0"}))
+    for number in range(3, 6):  # how many they are is another number at once, and in no sentence
+        story.when(admit(f"req_{number}", "a")).then("RequestAccepted", "RequestRouted")
+        story.when(Tick(), after_ms=RENEWED_MS).then_nothing()
 
 
 def test_the_requests_that_paid_for_a_load_are_served_before_it_can_be_evicted() -> None:  # C04
@@ -105,7 +115,10 @@ def test_the_requests_that_paid_for_a_load_are_served_before_it_can_be_evicted()
 def test_a_lease_outlasts_an_interruption_even_past_the_bound() -> None:  # C04
     story = with_models(plane(), spec("a"), spec("b")).given(admit("req_1", "a")).given(admit("req_2", "b")).report_up("a")
     story.when(lost("req_1"), after_ms=BOUND_MS + 1)
-    story.then("RequestInterrupted", ("RequestQueued", {"request": "req_1", "code": "reopened"}))
+    story.then(
+        "RequestInterrupted", ("RequestQueued", {"request": "req_1", "code": "reopened"}),
+        ("RequestQueued", {"request": "req_2", "reason": "slot busy: a is kept for a request of its own on cpu0"}),
+    )  # fmt: skip
     story.when(Tick(), after_ms=2_000).then(("RequestRouted", {"request": "req_1", "attempt": 2}))
 
 
