@@ -16,6 +16,7 @@ import msgspec
 from compose.process import Identity
 from compose.refusal import EnvironmentRefusal
 from controlplane.plane import Plane
+from controlplane.quantities import human_bytes
 
 SOCKET_LIMIT: Final = 107
 """Bytes of a unix socket's path on Linux, without the final zero."""
@@ -186,8 +187,8 @@ def _make(path: Path) -> None:
         )  # fmt: skip
     path.chmod(0o700)
     disk = os.statvfs(path)
-    if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
+    if (free := disk.f_bavail * disk.f_frsize) < ROOM_BYTES:
         raise EnvironmentRefusal(
-            "disk_full", f"{path} has {disk.f_bavail * disk.f_frsize / 2**20:.0f} MiB free; the least is {ROOM_BYTES >> 20}.",
+            "disk_full", f"{path} has {human_bytes(free)} free; the least is {human_bytes(ROOM_BYTES)}.",
             "Make room there, or choose another data directory with --data.",
         )  # fmt: skip

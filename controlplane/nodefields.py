@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from controlplane.modelfields import invalid, model_name, unknown
-from controlplane.quantities import duration_ms, size_bytes
+from controlplane.quantities import duration_ms, human_bytes, need_and_limit, size_bytes
 from controlplane.spec import CELLS
 
 _DEVICE_LEAST: Final = 1 << 20
@@ -95,7 +95,8 @@ def pool_settings(fields: object, node: NodeSettings) -> NodeSettings:
             raise unknown(key, _POOL_KEYS, "pool.")
     ready = _size(fields["ready"], "pool.ready") if "ready" in fields else None
     if ready is not None and node.pool_bytes is not None and ready > node.pool_bytes:
-        raise invalid("pool.ready", f"{ready} bytes can't lie ready in a pool of {node.pool_bytes} (node.pool_bytes)")
+        wish, pool = need_and_limit(ready, node.pool_bytes)
+        raise invalid("pool.ready", f"{wish} can't lie ready in a pool of {pool} (node.pool_bytes)")
     helpers = fields.get("helpers", True)
     if not isinstance(helpers, bool):
         raise invalid("pool.helpers", f"{helpers!r} is neither true nor false")
@@ -120,7 +121,7 @@ def images_settings(fields: object, node: NodeSettings) -> NodeSettings:
             raise unknown(key, _IMAGE_KEYS, "images.")
     quota = _size(fields["quota"], "images.quota") if "quota" in fields else 0
     if "quota" in fields and quota < _QUOTA_LEAST:
-        raise invalid("images.quota", f"{quota} bytes hold no image; the least is {_QUOTA_LEAST} (1MiB)")
+        raise invalid("images.quota", f"{human_bytes(quota)} hold no image; the least is {human_bytes(_QUOTA_LEAST)}")
     pins = fields.get("pin", [])
     if not isinstance(pins, list):
         raise invalid("images.pin", 'write a list of models or configurations, such as ["sql-32b"]')
@@ -149,7 +150,9 @@ def _device(fields: object) -> DeviceSettings:
         raise invalid("node.devices", f'{fields!r} is not a device; write {{ name = "cpu0", bytes = "1GiB" }}')
     size = _size(fields["bytes"], "node.devices")
     if size < _DEVICE_LEAST:
-        raise invalid("node.devices", f"{size} bytes are too few for {CELLS} cells; the least is {_DEVICE_LEAST} (1MiB)")
+        raise invalid(
+            "node.devices", f"{human_bytes(size)} are too few for {CELLS} cells; the least is {human_bytes(_DEVICE_LEAST)}"
+        )
     return DeviceSettings(name=model_name(fields["name"], "node.devices", "a name of a device"), size_bytes=size)
 
 

@@ -11,6 +11,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from controlplane.lean import without
+from controlplane.quantities import human_bytes
 from controlplane.refusal import Refused
 from web import health, login, metrics
 from web.auth import Gate
@@ -81,7 +82,7 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     param, message = complaint(request, error)
     code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "invalid")
     if error.status_code == 413:
-        message = f"the body is larger than {BODY_LIMIT} bytes"
+        message = f"the body is larger than {human_bytes(BODY_LIMIT)}"
     shaped = ApiError(error.status_code, code, message, param=param)
     response = _api_error(request, shaped)
     for name, value in (error.headers or {}).items():

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from controlplane.quantities import human_bytes, need_and_limit
 from worker import gpus, hostmemory, processes
 from worker.cuda.operation import Operation, Theatre, operate, state_of
 from worker.cuda.surgeon import CudaState, exchanged
@@ -69,7 +70,7 @@ async def down(local: LocalInstance) -> None:
     if (state := await state_of(where, pid)) is not CudaState.CHECKPOINTED:
         raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state}")
     if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
-        raise StepFailed("memory_kept", f"checkpointed, the engine still has {left} bytes of {record.device}")
+        raise StepFailed("memory_kept", f"checkpointed, the engine still has {human_bytes(left)} of {record.device}")
     local.engine_state = None
     local.directory.edit(left_device=record.device)
     local.note(engine=EngineState.CHECKPOINTED, awake=False, attached=None, loaded=False, drained=True, verified=True)
@@ -98,7 +99,8 @@ def _refuse(local: LocalInstance) -> None:
 def _host_has_room(need: int) -> None:
     wanted, free = int(need * HOST_SHARE), hostmemory.available_bytes()
     if free < wanted:
-        raise StepFailed("no_memory", f"what the engine has on its GPU needs {wanted} bytes of the host, which has {free}")
+        needs, has = need_and_limit(wanted, free)
+        raise StepFailed("no_memory", f"what the engine has on its GPU needs {needs} of the host, which has {has}")
 
 
 async def up(local: LocalInstance) -> None:
@@ -175,9 +177,8 @@ async def _room(local: LocalInstance, where: Theatre) -> None:
     while (free := await asyncio.to_thread(gpus.free_bytes, record.device)) < need:
         if asyncio.get_running_loop().time() > ends:
             local.stand_down()
-            raise StepFailed(
-                "no_device_memory", f"the engine needs {need} bytes of {record.device} to come back, {free} are free"
-            )
+            needs, has = need_and_limit(need, free)
+            raise StepFailed("no_device_memory", f"the engine needs {needs} of {record.device} to come back, {has} are free")
         await asyncio.sleep(POLL_S * 10)
 
 

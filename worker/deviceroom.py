@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from controlplane.quantities import need_and_limit
 from worker import gpus
 from worker.engines.vllm_faults import users
 from worker.failure import StepFailed
@@ -21,9 +22,10 @@ async def see_room(devices: Sequence[str], need_bytes: int) -> None:
         while (free := await asyncio.to_thread(gpus.free_bytes, device)) < need_bytes:
             if time.monotonic() > until:
                 who = users(await asyncio.to_thread(gpus.processes, device))
+                need, has = need_and_limit(need_bytes, free)
                 raise StepFailed(
                     "device_full",
-                    f"its engine needs {need_bytes} bytes of {device} to start, {free} are free there; it is {who}: end "
+                    f"its engine needs {need} of {device} to start, {has} are free there; it is {who}: end "
                     "what is not this plane's, or use another GPU",
                 )
             await asyncio.sleep(RETRY_S)

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from controlplane.quantities import human_bytes, need_and_limit
 from pool.messages import Staged
 from pool.ranks import JOINT
 from worker.desired import Wanted
@@ -46,9 +47,9 @@ async def attach(local: LocalInstance) -> int:
     else:
         found = await asyncio.to_thread(mapped, _pid(local), local.site.data)
         if state.attached != command.weight_set or found < state.bytes_mapped:
+            says, there = need_and_limit(state.bytes_mapped, found)
             raise StepFailed(
-                "memory_disagrees",
-                f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped; the kernel says {found}",
+                "memory_disagrees", f"the engine says that {says} of {state.attached} are mapped; the kernel says {there}"
             )
     local.take(state)
     local.unfill()
@@ -66,8 +67,8 @@ async def _agree_on_device(local: LocalInstance, state: State, weight_set: str) 
         has = ", ".join(sorted(name for device, name in resident or () if device in devices)) or "nothing"
         raise StepFailed(
             "memory_disagrees",
-            f"the engine says that {state.bytes_mapped} bytes of {state.attached} are mapped and {state.bytes_own} are its "
-            f"own; the pool has {has} on {' and '.join(devices)}",
+            f"the engine says that {human_bytes(state.bytes_mapped)} of {state.attached} are mapped and "
+            f"{human_bytes(state.bytes_own)} are its own; the pool has {has} on {' and '.join(devices)}",
         )
 
 
@@ -106,10 +107,12 @@ async def wake(local: LocalInstance, goal: Goal, wanted: Wanted) -> None:
     cells = sum(grant.cells for grant in wanted.grants)
     share = sum(local.site.size_of(grant.device) * grant.cells // CELLS for grant in wanted.grants)
     if share and used > share:
+        uses, has = need_and_limit(used, share)
+        weights, kv, private = map(human_bytes, (state.bytes_mapped, state.bytes_kv, state.bytes_private))
         raise StepFailed(
             "no_room",
-            f"{goal.model} uses {used} bytes (weights {state.bytes_mapped}, KV {state.bytes_kv}, all private memory "
-            f"{state.bytes_private}), its {cells} cells have {share}: give it a larger share",
+            f"{goal.model} uses {uses} (weights {weights}, KV {kv}, all private memory {private}), its {cells} cells have "
+            f"{has}: give it a larger share",
         )
 
 
@@ -177,13 +180,15 @@ async def verify(local: LocalInstance) -> None:
 
 def _kept(state: State, left: int, skeleton: int, kv: int) -> str | None:
     if state.attached is not None or state.bytes_mapped or left:
-        return f"the engine still maps {state.attached}: {state.bytes_mapped} bytes by its own word, {left} by the kernel's"
+        said, seen = need_and_limit(state.bytes_mapped, left)
+        return f"the engine still maps {state.attached}: {said} by its own word, {seen} by the kernel's"
     if state.bytes_own:
-        return f"the engine still has {state.bytes_own} bytes of weights in memory of its own"
+        return f"the engine still has {human_bytes(state.bytes_own)} of weights in memory of its own"
     if state.awake or state.bytes_kv:
-        return f"the engine still has {state.bytes_kv} bytes of KV memory"
+        return f"the engine still has {human_bytes(state.bytes_kv)} of KV memory"
     if kv and state.bytes_private > skeleton + kv * KEPT_FRACTION + KEPT_BYTES:
-        return f"the engine has {state.bytes_private} private bytes; its skeleton had {skeleton} before it took {kv} of KV"
+        has, had = need_and_limit(state.bytes_private, skeleton)
+        return f"the engine has {has} of private memory; its skeleton had {had} before it took {human_bytes(kv)} of KV"
     return None
 
 

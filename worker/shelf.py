@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from controlplane.fleet import Model
+from controlplane.quantities import need_and_limit
 from controlplane.spec import ModelFacts
 from pool.client import PoolClient, PoolRefused
 from pool.described import Described
@@ -87,7 +88,8 @@ class Shelf:
             except PoolRefused as refused:
                 full = refused.code in ("over_budget", "no_room")
                 if not (full and self.room_coming()) or asyncio.get_running_loop().time() > ends:
-                    numbers = f" ({refused.need_bytes} bytes needed, {refused.free_bytes} free)" if refused.need_bytes else ""
+                    need, free = need_and_limit(refused.need_bytes, refused.free_bytes)
+                    numbers = f" ({need} needed, {free} free)" if refused.need_bytes else ""
                     raise StepFailed(_code(refused.code), refused.message + numbers) from refused
             except (OSError, TimeoutError) as error:
                 if asyncio.get_running_loop().time() > ends:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from compose.embedded.refusal import ServerRefusal
+from controlplane.quantities import human_bytes
 
 ROOM_BYTES: Final = 1 << 30
 """A log that can't grow stops the plane, so it isn't started with less room than this."""
@@ -141,6 +142,6 @@ def room(directory: Path, *, need_bytes: int = ROOM_BYTES) -> None:
     if free < need_bytes:
         raise ServerRefusal(
             "disk_full",
-            f"{directory} has {free / 2**20:.0f} MiB free; the log needs at least {need_bytes / 2**20:.0f} MiB.",
+            f"{directory} has {human_bytes(free)} free; the log needs at least {human_bytes(need_bytes)}.",
             "Make room there, or choose another data directory with --data.",
         )

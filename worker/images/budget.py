@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from controlplane.quantities import human_bytes, need_and_limit
 from worker.filedigest import taken_bytes
 from worker.images.store import ImageBroken, Manifest, Store
 from worker.images.worth import Holding, surplus
@@ -53,11 +54,13 @@ class Budget:
         gone = surplus(holdings, max(held + need_bytes - quota, need_bytes - free), _now_ms())
         freed = sum(one.size_bytes for one in gone)
         if held - freed + need_bytes > quota:
-            kept = f", of which pinned ones take {held - freed}" if held > freed else ""
-            raise NoRoom("over_quota", f"an image needs about {need_bytes} bytes; the quota is {quota}{kept}")
+            kept = f", of which pinned ones take {human_bytes(held - freed)}" if held > freed else ""
+            need, limit = need_and_limit(need_bytes, quota)
+            raise NoRoom("over_quota", f"an image needs about {need}; the quota is {limit}{kept}")
         if free + freed < need_bytes:
-            could = f", and {freed} could be freed" if freed else ""
-            raise NoRoom("no_space", f"an image needs about {need_bytes} bytes of room; {self._store.root} has {free}{could}")
+            could = f", and {human_bytes(freed)} could be freed" if freed else ""
+            need, has = need_and_limit(need_bytes, free)
+            raise NoRoom("no_space", f"an image needs about {need} of room; {self._store.root} has {has}{could}")
         return [one.image for one in gone]
 
     def _holdings(self, keep: frozenset[str]) -> list[Holding]:

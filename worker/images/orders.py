@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 from nats.aio.msg import Msg
 
+from controlplane.quantities import human_bytes
 from controlplane.subjects import ImageAsk, ImageDone
 from worker.images.cabinet import Cabinet
 from worker.images.store import ImageBroken
@@ -29,4 +30,6 @@ def carry_out(cabinet: Cabinet, ask: ImageAsk) -> ImageDone:
         manifest = cabinet.verify(ask.image)
     except ImageBroken as broken:
         return ImageDone(images=(ask.image,), code=broken.code, message=broken.message)
-    return ImageDone(images=(manifest.image,), message=f"{len(manifest.files)} files, {manifest.size_bytes} bytes: as written")
+    return ImageDone(
+        images=(manifest.image,), message=f"{len(manifest.files)} files, {human_bytes(manifest.size_bytes)}: as written"
+    )

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
+from controlplane.quantities import human_bytes, need_and_limit
 from controlplane.rungs import Rung
 from worker import checkpoint, hostmemory, knownanswer, occupancy
 from worker.checkpoint import holder
@@ -72,7 +73,8 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         return 0
     if (free := hostmemory.available_bytes()) < manifest.size_bytes:
         local.stand_down()
-        raise StepFailed("no_memory", f"bringing it back takes {manifest.size_bytes} bytes of memory; this machine has {free}")
+        need, has = need_and_limit(manifest.size_bytes, free)
+        raise StepFailed("no_memory", f"bringing it back takes {need} of memory; this machine has {has}")
     try:
         await _restored(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
     except StepFailed as failure:
@@ -180,7 +182,7 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free
         if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
-            message = f"the disk ran full while it was written: {free} bytes are left in {cabinet.store.root}"
+            message = f"the disk ran full while it was written: {human_bytes(free)} are left in {cabinet.store.root}"
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
     await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+from controlplane.quantities import need_and_limit
 from worker.sources.places import made, name_of
 from worker.sources.report import CantUse, Progress, say
 
@@ -62,7 +63,8 @@ def fetch(source: str, models: Path) -> Path:
 def _verify(file: Path, expected: Any) -> None:
     size = file.stat().st_size
     if expected.size is not None and size != expected.size:
-        raise CantUse("corrupt", f"{file.name} has {size} bytes, the hub says {expected.size}", final=False)
+        has, says = need_and_limit(size, expected.size)
+        raise CantUse("corrupt", f"{file.name} has {has}, the hub says {says}", final=False)
     if expected.lfs is not None:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()

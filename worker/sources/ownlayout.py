@@ -4,6 +4,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from controlplane.quantities import need_and_limit
 from worker.engines.vllm_arguments import KV_BYTES
 from worker.sources.configuration import normalised
 from worker.sources.drafting import draft_for
@@ -52,10 +53,11 @@ def _context(models: list[Headers], arguments: dict[str, Any], kv_bytes: int) ->
         whose = "the model's own" if models[0].longest == longest else "the draft_model's"
         raise CantUse("cannot_fit", f"max_model_len is {asked}; {whose} limit is {longest}")
     if all(map(_plain, models)) and not 0 < asked <= room:
+        tokens = asked or _BLOCK_TOKENS
+        need, has = need_and_limit(tokens * token_bytes, kv_bytes)
         raise CantUse(
             "cannot_fit",
-            f"a sequence of {asked or _BLOCK_TOKENS} tokens takes {(asked or _BLOCK_TOKENS) * token_bytes} bytes of KV, and "
-            f"kv_bytes is {kv_bytes}: raise it, or lower max_model_len",
+            f"a sequence of {tokens} tokens takes {need} of KV, and kv_bytes is {has}: raise it, or lower max_model_len",
         )
     return asked
 

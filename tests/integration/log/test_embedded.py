@@ -157,7 +157,7 @@ def test_a_path_too_long_for_a_socket_is_refused(directory: Path) -> None:
 
 
 def test_a_full_disk_is_refused_with_both_numbers(directory: Path) -> None:
-    with pytest.raises(ServerRefusal, match=r"MiB free; the log needs at least 1048576 MiB") as refusal:
+    with pytest.raises(ServerRefusal, match=r"iB free; the log needs at least 1\.0 TiB") as refusal:
         room(directory, need_bytes=1 << 40)
     assert refusal.value.code == "disk_full"
     assert process_module.ROOM_BYTES == 1 << 30

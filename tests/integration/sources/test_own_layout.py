@@ -39,7 +39,7 @@ def test_without_max_model_len_the_context_is_what_the_kv_memory_holds(source: P
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [({"max_model_len": 512}, "own limit is 256"), ({"max_model_len": 256, "kv_bytes": 1000}, "32768 bytes of KV")],
+    [({"max_model_len": 512}, "own limit is 256"), ({"max_model_len": 256, "kv_bytes": 1000}, "32.0 KiB of KV")],
 )
 def test_what_can_not_be_is_refused_with_both_numbers(source: Path, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(CantUse, match=says) as caught:

@@ -152,8 +152,8 @@ async def test_c17_a_restore_for_which_there_is_no_room_is_not_begun_and_the_eng
         assert letter(off.pid) == "T"
     set_back = plane.fleet.models["a"].set_back
     assert set_back is not None and set_back.code == "no_device_memory"
-    assert "4096 are free" in set_back.message
-    assert int(re.findall(r"needs (\d+) bytes", set_back.message)[0]) > need
+    assert "4.0 KiB are free" in set_back.message
+    assert float(re.findall(r"needs ([\d.]+) MiB", set_back.message)[0]) * MIB > need
     assert [event.host_bytes > MIB for event in back] == [True]
     plane.order(Retry(model="a"))
     await plane.until(lambda: plane.fleet.requests[request].instance == off.instance)
@@ -210,7 +210,7 @@ async def test_without_memory_of_the_host_it_sleeps_on_and_both_numbers_are_said
         await plane.until(lambda: plane.of_type(OperationFailed))
     failed = plane.of_type(OperationFailed)[-1]
     assert failed.code == "no_memory"
-    assert re.search(r"needs \d{5,} bytes of the host, which has 4096", failed.message)
+    assert re.search(r"needs [\d.]+ MiB of the host, which has 4\.0 KiB", failed.message)
     asleep = plane.fleet.instances[first.instance]
     assert (asleep.rung, asleep.pid) == (Rung.SLEEP, first.pid)
     assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)

@@ -20,6 +20,7 @@ from controlplane.events import (
     RequestRouted,
 )
 from controlplane.fleet import Instance
+from controlplane.quantities import human_bytes
 from controlplane.rungs import Rung
 from tests.workshop import DEVICE, MIB, Plant
 from worker import processes
@@ -182,7 +183,7 @@ async def test_c19_memory_that_an_engine_keeps_asleep_fails_its_descent_and_no_n
     plane.order(Load(model="b"))
     failed = await failure(plane)
     assert (failed.instance, failed.code) == (at_fault.instance, "memory_kept")
-    assert str(32 * MIB) in failed.message
+    assert human_bytes(32 * MIB) in failed.message
     again = await plane.until(lambda: plane.up("b"))
     assert (again.instance, again.pid) == (neighbour.instance, neighbour.pid)
     assert len(plane.of_type(InstanceFailed)) == 1
@@ -242,7 +243,7 @@ async def test_a_share_that_is_too_small_fails_the_wake_with_both_numbers(plane:
     plane.order(Load(model="a"))
     failed = await failure(plane)
     assert failed.code == "no_room"
-    assert str(2048 * MIB) in failed.message
+    assert "its 4 cells have 2.0 GiB" in failed.message
 
 
 async def test_a_worker_that_comes_back_takes_up_what_serves(plane: Plant) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from controlplane.commands import Load, RebuildImage, RemoveImage, ReviseModel, Save, Sleep, Stop
 from controlplane.events import ImageBuilt, ImageFailed, InstanceFailed, InstanceUp, OperationFailed, OperationSucceeded
+from controlplane.quantities import human_bytes
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
@@ -60,7 +61,7 @@ async def test_a_disk_that_is_too_full_refuses_the_dump_with_both_numbers(plane:
     await plane.load("a")
     failed = await refused_save(plane, "a")
     assert failed.code == "no_space"
-    assert str(small_disk) in failed.message and "bytes of room" in failed.message
+    assert str(small_disk) in failed.message and " of room; " in failed.message
     assert list(small_disk.iterdir()) == []
     assert plane.of_type(ImageFailed)[-1].code == "no_space"
 
@@ -206,7 +207,7 @@ async def test_a_machine_without_the_memory_does_not_begin_a_restore_and_blames_
         house.order(Load(model="a"))
         failed = (await house.until(lambda: house.of_type(InstanceFailed)))[-1]
     assert (failed.step, failed.code) == ("restore", "no_memory")
-    assert "4096" in failed.message and str(manifest(house)[1].size_bytes) in failed.message
+    assert "has 4.0 KiB" in failed.message and human_bytes(manifest(house)[1].size_bytes) in failed.message
     assert house.processes() == []
     assert not house.fleet.grants
     assert house.of_type(ImageFailed) == []

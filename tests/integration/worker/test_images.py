@@ -22,6 +22,7 @@ from controlplane.events import (
     InstanceUp,
     OperationFailed,
 )
+from controlplane.quantities import human_bytes
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from pool.arena import READY
@@ -331,7 +332,7 @@ async def test_a_quota_lets_the_least_valuable_go_and_spares_the_pinned(plane: P
     plane.order(Save(model="d"))
     failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
     assert failed.code == "over_quota"
-    assert str(plane.image_quota_bytes) in failed.message
+    assert human_bytes(plane.image_quota_bytes) in failed.message
     assert first in plane.fleet.images, "nothing was removed for one that does not fit anyway"
 
 

@@ -138,7 +138,7 @@ def test_images_have_a_quota_and_pins() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "says"),
     [
-        ('quota = "1KiB"', "images.quota", "the least is 1048576"),
+        ('quota = "1KiB"', "images.quota", "1.0 KiB hold no image; the least is 1.0 MiB"),
         ('quota = "much"', "images.quota", "much"),
         ('pin = "a"', "images.pin", "write a list"),
         ('pin = ["../a"]', "images.pin", "is not a model or a configuration"),
@@ -222,7 +222,7 @@ def test_the_pool_is_told_how_fast_copies_are_beside_an_engine_that_decodes(text
     ("text", "key", "says"),
     [
         ('ready = "much"', "pool.ready", "'much' is not a size"),
-        ('ready = "5GiB"', "pool.ready", "5368709120 bytes can't lie ready in a pool of 4294967296"),
+        ('ready = "5GiB"', "pool.ready", "5.0 GiB can't lie ready in a pool of 4.0 GiB"),
         ("helpers = 1", "pool.helpers", "1 is neither true nor false"),
         ('helpers = "no"', "pool.helpers", "'no' is neither"),
         ("beside_decoding = 0.09", "pool.beside_decoding", "0.09 is no part of a link's rate: write a number from 0.1 to 1"),
