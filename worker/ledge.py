@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.fleet import MOVE
+from controlplane.fleet import MOVE, REBUILD
 from controlplane.rungs import Rung
 from worker.desired import Wanted
 from worker.engines.messages import Health
@@ -18,7 +18,9 @@ from worker.moves import EngineState, StepName
 
 NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
 """Failures of a wake after which the engine is as it was before."""
-CAN_STAY: Final = frozenset({"operator", "idle", MOVE})
+POOL_FULL: Final = frozenset({"over_budget", "no_room"})
+"""Failures of a staging: the engine has no part in it."""
+CAN_STAY: Final = frozenset({"operator", "idle", MOVE, REBUILD})
 """Codes of directives off a device that nobody needs at once: without memory of the host the engine may sleep on."""
 
 
@@ -33,7 +35,8 @@ class Ledge(Struct, frozen=True):
         """What is wanted, as far as it can be."""
         assert wanted.directive is not None
         model = wanted.directive.model if self.rung is Rung.SLEEP else None  # at `checkpoint` it waits for nothing
-        return replace(wanted, directive=replace(wanted.directive, rung=self.rung, model=model))
+        code = self.failure.code  # no longer to make an image anew, say
+        return replace(wanted, directive=replace(wanted.directive, rung=self.rung, model=model, code=code))
 
 
 async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: StepFailed) -> Ledge | None:
@@ -43,7 +46,11 @@ async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: S
         return None
     if failure.code == "no_device_memory" and local.seen.engine is EngineState.CHECKPOINTED:
         return Ledge(d.number, Rung.CHECKPOINT, failure)  # looked for before the driver was asked anything
-    if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM:
+    if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM | POOL_FULL:
+        return None
+    if step is StepName.STAGE and d.rung is not Rung.UP:  # for the proof of an image
+        return Ledge(d.number, Rung.SLEEP, failure) if d.code in CAN_STAY and failure.code in POOL_FULL else None
+    if failure.code not in NO_ROOM:
         return None
     if step in (StepName.CHECKPOINT, StepName.BUILD):
         return Ledge(d.number, Rung.SLEEP, failure) if d.code in CAN_STAY else None

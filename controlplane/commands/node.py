@@ -132,7 +132,8 @@ class ReportUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReportSlept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Asleep as directed; or asleep again, when it was directed elsewhere and that could not be (`code`, `message`: why)."""
+    """Asleep as directed; or asleep again, when it was directed elsewhere, or was to make its image anew, and that could not be
+    (`code`, `message`: why)."""
 
     node: str
     instance: str

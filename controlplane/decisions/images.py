@@ -13,6 +13,7 @@ from controlplane.commands import (
 )  # fmt: skip
 from controlplane.decisions import descent, standing
 from controlplane.decisions.draft import Draft
+from controlplane.decisions.limits import RENEW_AGAIN_MS
 from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import place
 from controlplane.decisions.verdict import loads
@@ -174,6 +175,8 @@ def renew(draft: Draft) -> None:
         return
     for image in sorted(draft.fleet.images.values(), key=lambda i: (not is_pinned(draft.fleet, i), -i.used_ms, i.image)):
         if image.state == "refused" and (sleeper := renewer(draft.fleet, image)) is not None and not _renewing(draft, image):
+            if standing.fell_short(sleeper) and draft.now - sleeper.since_ms < RENEW_AGAIN_MS:
+                continue
             model = draft.fleet.models.get(sleeper.model or "")
             if (given := _place(draft.fleet, sleeper, model)) is None:
                 continue

@@ -27,7 +27,7 @@ from controlplane.events import (
     ModelSetBack,
     SkeletonMeasured,
 )
-from controlplane.fleet.members import Directive, Instance
+from controlplane.fleet.members import REBUILD, Directive, Instance
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
@@ -62,9 +62,12 @@ def up(draft: Draft, report: ReportUp) -> None:
 
 
 def slept(draft: Draft, report: ReportSlept) -> None:
-    instance, directive = _answered(draft, report, *((Rung.UP, Rung.CHECKPOINT, Rung.SAVED) if report.code else (Rung.SLEEP,)))
+    elsewhere = (Rung.UP, Rung.CHECKPOINT, Rung.SAVED, Rung.SLEEP)  # asleep, its image could not be made anew
+    instance, directive = _answered(draft, report, *(elsewhere if report.code else (Rung.SLEEP,)))
     if instance.directive_settled:
         return
+    if report.code and directive.rung is Rung.SLEEP and directive.code != REBUILD:
+        raise _stale(report)
     number = directive.number
     if report.code:  # it could not get there and has gone back to sleep by itself: as if it had been told to
         number = descent.direct(

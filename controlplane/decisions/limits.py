@@ -30,6 +30,10 @@ BACK_OFF_MS: Final = 1_000
 BACK_OFF_LIMIT_MS: Final = 60_000
 """1, 2, 4 ... 60 s between starts that fail."""
 
+RENEW_AGAIN_MS: Final = 3_600_000
+"""A stale image that could not be made anew for want of room is tried again after so long, or once its skeleton was in use.
+Long, since a sleeper's limits count from its last try."""
+
 CLIMBS: Final = 2
 """A waiting request fails with the second failed climb that it has seen: one more try is what transient faults need."""
 

@@ -1,10 +1,14 @@
 """Where instances stand: the questions that several decisions ask about them."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from controlplane.fleet.members import REBUILD, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
+
+NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget"})
+"""Codes with which a worker says that an engine sleeps on, since there was no room for what it was told."""
 
 
 def heard(fleet: Fleet, node: str) -> bool:
@@ -66,6 +70,11 @@ def leaving(instance: Instance) -> bool:
     """Directed below `up` and not there yet: what it holds counts as promised to be free."""
     below = instance.directive is not None and instance.directive.rung is not Rung.UP and not rising(instance)
     return below and not instance.directive_settled
+
+
+def fell_short(instance: Instance) -> bool:
+    """It rests where it is for want of room for what it was told last."""
+    return instance.directive is not None and instance.directive.code in NO_ROOM
 
 
 def deserted(fleet: Fleet, instance: Instance) -> bool:

@@ -1,7 +1,5 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
-from typing import Final
-
 from controlplane.decisions import descent, endings, hostroom, images, operations, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
@@ -14,9 +12,6 @@ from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
-
-NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
-"""Codes with which a worker says that an engine sleeps on, since there was no room for what it was told."""
 
 
 def tick(draft: Draft) -> None:
@@ -90,8 +85,7 @@ def _idle(draft: Draft) -> None:
 
 def _after_ms(instance: Instance, limit_ms: int) -> int:
     """When it goes further down: after its limit, but not soon after it came back from there for want of room."""
-    fell_short = instance.directive is not None and instance.directive.code in NO_ROOM
-    return max(limit_ms, BACK_OFF_LIMIT_MS) if fell_short else limit_ms
+    return max(limit_ms, BACK_OFF_LIMIT_MS) if standing.fell_short(instance) else limit_ms
 
 
 def _off(draft: Draft, instance: Instance, limits: Idle) -> None:

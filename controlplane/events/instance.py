@@ -61,7 +61,7 @@ class InstanceDirected(Event, frozen=True, kw_only=True):
     """Numbers of the grants of all ranks, in order of rank, `grant` the first; empty: it takes one device."""
     code: str = ""
     """Why: `request`, `load`, `waiting` (its model waits for a place), `move`, `idle`, `evicted`, `operator`, `retired`,
-    `rebuild` (its image is made anew), `failed`; or of what it sleeps on for, the code of the climb that could not be."""
+    `rebuild` (its image is made anew), `failed`; or of what it sleeps on for, the code of what could not be."""
     for_request: str | None = None
     """The request that made it climb; it has a lease until that request has ended."""
     victim_of: str | None = None

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.commands import Checkpoint, Load, Retry, Save, Sleep
-from controlplane.events import ImageFailed, InstanceCheckpointed, InstanceFailed, InstanceUp, OperationFailed
+from controlplane.commands import Checkpoint, Load, RebuildImage, Retry, Save, Sleep, Tick
+from controlplane.events import ImageBuilt, ImageFailed, InstanceCheckpointed, InstanceFailed, InstanceUp, OperationFailed
 from controlplane.fleet import Instance
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
@@ -215,6 +215,33 @@ async def test_without_memory_of_the_host_it_sleeps_on_and_both_numbers_are_said
     assert (asleep.rung, asleep.pid) == (Rung.SLEEP, first.pid)
     assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
     assert (await plane.load("a")).pid == first.pid
+
+
+async def test_a_rebuild_without_memory_of_the_host_leaves_its_skeleton_asleep(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images_possible(plane)
+    first = await up(plane)
+    plane.order(Save(model="a"))
+    await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.SAVED)
+    back = await plane.load("a")
+    [image] = plane.fleet.images
+    plane.order(RebuildImage(image=image))
+    plane.order(Sleep(model="a"))
+    await plane.until(lambda: plane.only().rung is Rung.SLEEP and plane.only().directive_settled)
+    with monkeypatch.context() as full:
+        full.setattr(hostmemory, "available_bytes", lambda: 4096)
+        plane.order(Tick())
+        assert not plane.only().directive_settled, "it has a place for the proof"
+        await plane.until(lambda: plane.only().directive_settled)
+    asleep = plane.only()
+    assert asleep.directive is not None and asleep.directive.code == "no_memory"
+    assert (asleep.rung, asleep.pid) == (Rung.SLEEP, back.pid)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+    assert len(plane.of_type(ImageBuilt)) == 1
+    again = await plane.load("a")
+    assert again.pid == back.pid
+    assert await says(plane, again, "hello") == "You said: hello"
 
 
 async def test_engines_off_their_devices_are_in_the_hosts_ledger_and_bounded_by_it(plane: Plant) -> None:

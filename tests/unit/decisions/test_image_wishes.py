@@ -1,6 +1,7 @@
 """What becomes of images that are stale, pinned, or named to leave the disk."""
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.commands import (
     ImageFound,
@@ -17,6 +18,7 @@ from controlplane.commands import (
     Sleep,
     Tick,
 )
+from controlplane.decisions.limits import RENEW_AGAIN_MS
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from tests.unit.decisions.spec import Story, hello, spec, with_models
@@ -84,6 +86,38 @@ def test_a_rebuild_that_fails_ends_the_skeleton_gives_the_place_back_and_sets_no
     )
     story.when(report).then("InstanceFailed", "GrantReturned")
     assert story.fleet.models["a"].set_back is None
+
+
+@pytest.mark.parametrize("code", ["no_memory", "over_budget"])
+def test_a_rebuild_without_room_leaves_its_skeleton_asleep_and_is_not_tried_again_at_once(code: str) -> None:
+    story = stale(built(house(cold_ms=None))).given(Sleep(model="a"))
+    name = story.instance_of("a").instance
+    story.report_slept(name).given(Tick())
+    report = replace(story.slept_report(name), code=code, message="needs 9 bytes, the host has 8")
+    story.when(report).then(
+        ("InstanceDirected", {"rung": Rung.SLEEP, "code": code}), ("InstanceSlept", {"instance": name}), "GrantReturned"
+    )
+    story.when(report).then_refused(Code.STALE)
+    sleeper = story.fleet.instances[name]
+    assert (sleeper.rung, sleeper.directive_settled, sleeper.grant) == (Rung.SLEEP, True, None)
+    assert (story.fleet.models["a"].set_back, story.fleet.images["img_1"].state) == (None, "refused")
+    story.when(Tick(), after_ms=RENEW_AGAIN_MS - 1).then_nothing()
+    story.when(Tick(), after_ms=1).then("GrantGiven", ("InstanceDirected", {"code": "rebuild"}))
+
+
+def test_a_rebuild_without_room_is_tried_again_once_its_skeleton_was_in_use() -> None:
+    story = stale(built(house())).given(Sleep(model="a"))
+    name = story.instance_of("a").instance
+    story.report_slept(name).given(Tick())
+    story.given(replace(story.slept_report(name), code="no_memory", message="so"))
+    story.given(Load(model="a")).report_up("a").given(Sleep(model="a")).report_slept(name)
+    story.when(Tick()).then("GrantGiven", ("InstanceDirected", {"code": "rebuild"}))
+
+
+def test_asleep_as_directed_it_can_not_have_failed_to_get_there() -> None:
+    story = house().given(Sleep(model="a"))
+    name = story.instance_of("a").instance
+    story.when(replace(story.slept_report(name), code="no_memory", message="so")).then_refused(Code.STALE)
 
 
 def test_a_removal_is_an_event_of_whoever_asked_and_the_node_carries_it_out() -> None:

@@ -1,0 +1,60 @@
+"""Where an instance stays that could not get to where it was directed."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from controlplane.fleet import REBUILD
+from controlplane.rungs import Rung
+from tests.unit.worker.test_plan import ASLEEP, rebuild
+from worker.desired import Wanted
+from worker.failure import StepFailed
+from worker.ledge import Ledge, ledge
+from worker.local import LocalInstance
+from worker.moves import StepName
+from worker.plan import plan
+
+
+def asleep() -> LocalInstance:
+    return cast(LocalInstance, SimpleNamespace(lost=None, seen=replace(ASLEEP, grant=7, sought=True)))
+
+
+def told(rung: Rung, code: str) -> Wanted:
+    wanted = rebuild()
+    assert wanted.directive is not None
+    return replace(wanted, directive=replace(wanted.directive, rung=rung, code=code))
+
+
+@pytest.mark.parametrize("code", [REBUILD, "idle", "operator"])
+@pytest.mark.parametrize(("step", "failure"), [(StepName.BUILD, "no_memory"), (StepName.STAGE, "over_budget")])
+async def test_an_image_that_there_is_no_room_to_make_leaves_its_skeleton_asleep(
+    code: str, step: StepName, failure: str
+) -> None:
+    wanted = told(Rung.SLEEP if code == REBUILD else Rung.SAVED, code)
+    found = await ledge(asleep(), wanted, step, StepFailed(failure, "so"))
+    assert found is not None and found.rung is Rung.SLEEP
+    moves = plan(found.aim(wanted), asleep().seen)
+    assert [move.step for move in moves] == [StepName.DROP_CELLS], "and it is not begun again"
+
+
+@pytest.mark.parametrize(
+    ("rung", "code", "step", "failure"),
+    [
+        (Rung.SLEEP, REBUILD, StepName.BUILD, "dump_failed"),
+        (Rung.SAVED, "evicted", StepName.BUILD, "no_memory"),
+        (Rung.SAVED, "evicted", StepName.STAGE, "over_budget"),
+        (Rung.SLEEP, REBUILD, StepName.STAGE, "weights_unusable"),
+        (Rung.UP, "request", StepName.STAGE, "over_budget"),
+    ],
+)
+async def test_what_is_no_want_of_room_or_leaves_a_device_for_others_is_its_end(
+    rung: Rung, code: str, step: StepName, failure: str
+) -> None:
+    assert await ledge(asleep(), told(rung, code), step, StepFailed(failure, "so")) is None
+
+
+def test_where_it_stays_it_is_not_told_to_make_its_image_anew() -> None:
+    aimed: Any = Ledge(1, Rung.SLEEP, StepFailed("no_memory", "so")).aim(rebuild())
+    assert aimed.directive.code == "no_memory"
