@@ -31,6 +31,7 @@ from worker.cuda import able
 from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.devicebooks import DeviceBooks
+from worker.drafts import Drafts
 from worker.engines.messages import State
 from worker.failure import StepFailed
 from worker.frontend.chat import count_tokens
@@ -70,6 +71,7 @@ class Life:
         locks = Locks.of(plane)
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
         self._wishes = Wishes(self._images, lambda: self.desired)
+        self._drafts = Drafts(Path(plane.data) / "models", self._shelf, lambda: self.desired)
         self._site = Site(
             plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines,
             books=DeviceBooks(plane, self._engines, self._reporter.report),
@@ -101,6 +103,7 @@ class Life:
         await self.reconciler.close()
         await self._stock.close()
         await self._wishes.close()
+        await self._drafts.close()
         await self._reporter.close()
 
     def _engines(self) -> Iterator[tuple[Record, State | None]]:
@@ -169,6 +172,7 @@ class Life:
         self.reconciler.follow(self.desired)
         self._stock.follow()
         self._wishes.follow()
+        self._drafts.follow()
 
     async def _images_asked(self, message: Msg) -> None:
         task = asyncio.create_task(answer_about_images(self._images, message))

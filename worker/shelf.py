@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -66,6 +66,20 @@ class Shelf:
                     goal=goal, source=found.source_dir, facts=found.facts, model=model, draft=found.draft_dir
                 )
         return known
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """A while in which no source is prepared. That may have to be waited for as long as a model takes to be fetched."""
+        async with self._one:
+            yield
+
+    def drafts(self, models: Mapping[str, Model]) -> set[Path]:
+        """Of the drafting models that were found, those of `models` as they are now: the plane need not know of all yet."""
+        found = ((models.get(goal.model), goal.revision, one.draft) for goal, one in self._shelved.items())
+        return {
+            draft for model, revision, draft in found
+            if draft is not None and model is not None and not model.retired and model.revision == revision
+        }  # fmt: skip
 
     def forget(self, goal: Goal) -> None:
         """Open the source again next time (an operator said `retry`)."""

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -313,5 +314,12 @@ async def test_a_model_that_drafts_is_part_of_what_it_drafts_for_whatever_become
     assert alone is not None and drafted is not None and again is not None
     assert len({alone.configuration, drafted.configuration, again.configuration}) == 3
     assert drafted.weight_bytes == again.weight_bytes > alone.weight_bytes
-    copies = [path.name for path in (Path(plane.plane.data) / "models").glob("drafts-*")]
-    assert len(copies) == 2
+    models = Path(plane.plane.data) / "models"
+    assert len(list(models.glob("drafts-*"))) == 2
+    for name, left in (("drafted", 1), ("redrafted", 0)):
+        assert plane.cli("models", "rm", name).returncode == 0
+        await plane.until(partial(_copies, models, left), "no copy is kept for nobody")
+
+
+async def _copies(models: Path, number: int) -> bool:
+    return len(list(models.glob("drafts-*"))) == number

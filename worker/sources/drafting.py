@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 
 from pool.safetensors import INDEX
 from worker.filedigest import digest
+from worker.sources.copies import PREFIX
 from worker.sources.headers import Headers, headers
 from worker.sources.hub import fetch
 from worker.sources.places import made
 from worker.sources.report import CantUse
 
-PREFIX: Final = "drafts-"
 _BESIDE: Final = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "hf_quant_config.json",
     "quantize_config.json", "quant_config.json", INDEX,

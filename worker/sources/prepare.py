@@ -19,6 +19,7 @@ from worker.engines.interface import OWN_LAYOUT
 from worker.engines.pretence import CONTEXT_TOKENS
 from worker.frontend.chat import load
 from worker.frontend.request import Invalid
+from worker.sources.copies import note
 from worker.sources.fakes import WEIGHT_BYTES, fake_source
 from worker.sources.places import models, name_of
 from worker.sources.report import Inspected, Line, Progress, Refused
@@ -85,7 +86,10 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
         draft.replace(known)
     try:
         facts = await asyncio.to_thread(_facts, spec, inspected)
-        return Prepared(Path(inspected.source_dir), facts, Path(inspected.draft_dir) if inspected.draft_dir else None)
+        draft_dir = Path(inspected.draft_dir) if inspected.draft_dir else None
+        if draft_dir is not None:
+            note(models(data_dir), facts.configuration, draft_dir)
+        return Prepared(Path(inspected.source_dir), facts, draft_dir)
     except ValueError as error:
         raise SourceRefused("bad_source", str(error)) from error
 

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.spec import ModelSpec
 from tests.tinymodels import tiny
-from worker.sources import SourceRefused, prepare
+from worker.sources import SourceRefused, copies, prepare
 from worker.sources import prepare as prepare_module
 from worker.sources.ownlayout import open_own
 from worker.sources.report import CantUse
@@ -105,6 +105,7 @@ async def test_content_is_part_of_the_configuration_and_the_path_is_not(
     first = await inspected(draft_model=str(draft))
     assert first.draft_dir is not None
     assert first.draft_dir.parent == data / "models"
+    assert copies.remove(data / "models", {first.facts.configuration}, ()) == [], "it is known who reads it"
     same = tiny(tmp_path / "same", "llama", seed=2, **SMALLER)
     assert (await inspected(draft_model=str(same))).facts == first.facts
     other = tiny(tmp_path / "other", "llama", seed=3, **SMALLER)
@@ -113,6 +114,8 @@ async def test_content_is_part_of_the_configuration_and_the_path_is_not(
     assert changed.facts.configuration != first.facts.configuration
     assert changed.draft_dir != first.draft_dir
     assert (await inspected()).draft_dir is None
+    assert copies.remove(data / "models", {changed.facts.configuration}, ()) == [first.draft_dir.name]
+    assert changed.draft_dir.is_dir()
     linked = tmp_path / "linked"
     linked.mkdir()
     for file in other.iterdir():
