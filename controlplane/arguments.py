@@ -29,6 +29,9 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the configuration. Whatever an engine process is started with is."""
 
 
+VLLM_SEQS: Final = 64
+"""`max_num_seqs` of vLLM, unless the spec gives it."""
+
 FAULTS: Final = (
     "start", "wake", "rank_wake", "sleep", "generate_after", "lock_hangs", "checkpoint_hangs", "checkpoint_fails",
     "restore_hangs", "restore_fails",
@@ -77,12 +80,30 @@ def check(engine: EngineName, arguments: Mapping[str, object]) -> dict[str, Argu
     """Return the arguments, sizes as numbers of bytes and names in order.
 
     Raises:
-        Refused: `invalid`; `details["param"]` is `arguments.<name>`.
+        Refused: `invalid`; `details["param"]` is `arguments.<name>`, and both numbers are there where two arguments disagree.
     """
     found = {name: _checked(engine, name, arguments[name]) for name in sorted(arguments)}
     if "num_speculative_tokens" in found and "draft_model" not in found:
         raise _invalid("num_speculative_tokens", "argument 'num_speculative_tokens' is of a draft_model, and none is named")
+    if engine == "vllm":
+        _check_step(found)
     return found
+
+
+def _check_step(found: Mapping[str, Argument]) -> None:
+    """A step must have room for a token of every sequence; a model that drafts takes one more of each. Raises Refused."""
+    tokens, sequences = found.get("max_num_batched_tokens"), found.get("max_num_seqs", VLLM_SEQS)
+    if not (isinstance(tokens, int) and isinstance(sequences, int)):
+        return
+    least = sequences + 1 if "draft_model" in found else sequences
+    if tokens < least:
+        beside = ", and more with a draft_model" if "draft_model" in found else ""
+        raise _invalid(
+            "max_num_batched_tokens",
+            f"argument 'max_num_batched_tokens' is {tokens}; {sequences} sequences (max_num_seqs) need one token each{beside}: "
+            f"give {least} or more, or lower max_num_seqs",
+            max_num_batched_tokens=tokens, max_num_seqs=sequences,
+        )  # fmt: skip
 
 
 def shaping(engine: EngineName, arguments: Mapping[str, Argument]) -> dict[str, Argument]:
@@ -133,5 +154,5 @@ def _draft(name: str, value: str, allowed: Allowed) -> str:
         raise _invalid(name, f"argument {name!r}: {error}") from None
 
 
-def _invalid(name: str, message: str) -> Refused:
-    return Refused(Code.INVALID, message, param=f"arguments.{name}")
+def _invalid(name: str, message: str, **details: int) -> Refused:
+    return Refused(Code.INVALID, message, param=f"arguments.{name}", **details)

@@ -1,6 +1,7 @@
 """What vLLM is started with: arguments of the allow-list, and nothing that a caller could slip in."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from worker.engines.vllm import VllmEngine
 from worker.engines.vllm_arguments import engine_arguments
 from worker.engines.vllm_faults import users
 from worker.gpus import gpus
+from worker.sources import ownlayout
 
 
 def test_allowed_arguments_become_vllms() -> None:
@@ -66,6 +68,36 @@ def test_a_draft_model_is_named_as_a_source_is() -> None:
             arguments.check("vllm", alone)
     with pytest.raises(Refused, match="takes no argument"):
         arguments.check("transformers", {"draft_model": "/models/small"})
+
+
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        ({"max_num_batched_tokens": 63}, True),
+        ({"max_num_batched_tokens": 64}, False),
+        ({"max_num_batched_tokens": 255, "max_num_seqs": 256}, True),
+        ({"max_num_batched_tokens": 256, "max_num_seqs": 256}, False),
+        ({"max_num_batched_tokens": 64, "draft_model": "/models/small"}, True),
+        ({"max_num_batched_tokens": 256, "max_num_seqs": 256, "draft_model": "/models/small"}, True),
+        ({"max_num_batched_tokens": 257, "max_num_seqs": 256, "draft_model": "/models/small"}, False),
+        ({"max_num_seqs": 4096, "draft_model": "/models/small"}, False),
+    ],
+)
+def test_a_step_has_room_for_every_sequence_and_for_what_is_drafted(said: dict[str, Any], is_refused: bool) -> None:
+    if not is_refused:
+        assert arguments.check("vllm", said) == said
+        return
+    with pytest.raises(Refused, match="max_num_batched_tokens") as refused:
+        arguments.check("vllm", said)
+    sequences = said.get("max_num_seqs", 64)
+    numbers = {"max_num_batched_tokens": said["max_num_batched_tokens"], "max_num_seqs": sequences}
+    assert refused.value.code is Code.INVALID
+    assert refused.value.details == {"param": "arguments.max_num_batched_tokens", **numbers}
+    assert all(str(number) in refused.value.message for number in numbers.values())
+
+
+def test_all_know_the_same_number_of_sequences() -> None:
+    assert engine_arguments(Path("/models/a"), {}, bare=False)["max_num_seqs"] == arguments.VLLM_SEQS == ownlayout.MAX_NUM_SEQS
 
 
 def test_a_gang_can_have_no_draft_model() -> None:
