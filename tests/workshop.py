@@ -46,6 +46,7 @@ from controlplane.spec import ModelFacts, ModelSpec
 from pool.client import PoolClient
 from tests.poolroom import forget
 from worker import instancedir, processes, skeleton
+from worker.adoption import adopt
 from worker.board import Board
 from worker.caller import Caller
 from worker.deadlines import Deadlines
@@ -111,7 +112,7 @@ class Workman:
         keepers = []
         for directory in instancedir.listing(self.site.instances):
             keeper = Keeper(self.site, directory.instance, self.reporter.report)
-            await keeper.local.adopt()
+            await adopt(keeper.local)
             if left_over(keeper.local):
                 await skeleton.clear(keeper.local)
             else:

@@ -24,6 +24,7 @@ from controlplane.rungs import Rung
 from controlplane.subjects import Measure, Measured
 from pool.described import Described
 from worker import instancedir, processes, skeleton
+from worker.adoption import adopt
 from worker.beats import Beats
 from worker.board import Board
 from worker.caller import Caller
@@ -116,7 +117,7 @@ class Life:
         kept: list[Keeper] = []
         for directory in instancedir.listing(self._site.instances):
             keeper = Keeper(self._site, directory.instance, self._reporter.report)
-            await keeper.local.adopt()
+            await adopt(keeper.local)
             if left_over(keeper.local):
                 try:
                     await skeleton.clear(keeper.local)

@@ -8,17 +8,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from pool.client import Attachment
-from worker import instancedir, processes, ranks
+from worker import processes, ranks
 from worker.cuda.operation import Operation
-from worker.engines.interface import OWN_LAYOUT
-from worker.engines.messages import Checked, ControlCommand, Fault, Health, State, Stocked
+from worker.engines.messages import Checked, ControlCommand, Fault, State, Stocked
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
 from worker.images.reading import Reading
 from worker.instancedir import InstanceDir, Record
-from worker.moves import EngineState, Goal, Observed
+from worker.moves import EngineState, Observed
 from worker.processes import Process
-from worker.service import FrontendGone, Service
+from worker.service import Service
 from worker.shelf import Shelved
 from worker.site import Site
 
@@ -79,58 +78,6 @@ class LocalInstance:
     def note(self, **changes: Any) -> None:
         """Take in what a step found."""
         self.seen = replace(self.seen, **changes)
-
-    async def adopt(self) -> None:
-        """Find out what is there: processes, the engine's own word, what the frontend serves. Changes nothing."""
-        record = self.directory.read()
-        if record is None:
-            self.seen = Observed(present=self.directory.path.exists())
-            return
-        alive = instancedir.living(record)
-        self.note(present=True, checked=record.checked, woken_for=Goal(*record.woken) if record.woken else None)
-        bound = record.kind in OWN_LAYOUT or record.pretends
-        self.note(own_layout=record.kind in OWN_LAYOUT, device=record.device if bound else None)
-        for role, process in alive.items():
-            self.watch(role, process)
-        await self._adopt_holder(record)
-        if "frontend" in alive:
-            try:
-                status = await self.frontend.status(record.port)
-                self.note(frontend=True, serving=status.serving)
-            except FrontendGone:
-                self.note(frontend=False)  # hung or half started: it is started anew on its port
-
-    async def _adopt_holder(self, record: Record) -> None:
-        try:
-            held = await self.holder.ask()
-        except (HolderGone, HolderDenied):
-            dead = EngineState.DEAD if record.engine is not None else EngineState.ABSENT
-            self.note(holder=False, engine=dead)
-            return
-        self.note(holder=True, grant=held.grant)
-        if held.engine is None:
-            return
-        if held.exit is not None:
-            self.note(engine=EngineState.DEAD)
-        elif held.parked:
-            await self._adopt_parked(held.grant)
-        elif not held.connected:
-            self.note(engine=EngineState.STARTING, verified=held.grant is None)
-        else:
-            try:
-                self.take(await self.tell(Health(), self.site.deadlines.attach))
-                self.note(engine=EngineState.CONNECTED, verified=held.grant is None)
-            except StepFailed:
-                self.note(engine=EngineState.DEAD)
-
-    async def _adopt_parked(self, grant: int | None) -> None:
-        from worker import checkpoint  # noqa: PLC0415 (its steps are about this class)
-
-        try:
-            state = await checkpoint.adopted(self)
-            self.note(engine=state, verified=state is EngineState.CHECKPOINTED or grant is None)
-        except StepFailed:
-            self.note(engine=EngineState.DEAD)
 
     async def tell(self, command: ControlCommand, deadline_s: float) -> State:
         """Have the engine do something and return its word. Raises StepFailed with the engine's or the holder's code."""

@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from worker.adoption import adopt
 from worker.desired import Desired
 from worker.keeper import Keeper
 from worker.report import Report
@@ -64,7 +65,7 @@ class Reconciler:
             await asyncio.sleep(REVIVE_S)
             keeper = Keeper(self._site, instance, self._report)
             try:
-                await keeper.local.adopt()
+                await adopt(keeper.local)
             except Exception:
                 log.exception("not_revived", instance=instance)
             else:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from worker import cells, checkpoint
+from worker.adoption import adopt_holder
 from worker.cuda.operation import Theatre
 from worker.cuda.surgeon import CudaState
 from worker.desired import Wanted
@@ -49,7 +50,7 @@ async def test_an_engine_that_was_starting_on_its_cells_is_measured_before_they_
     local: LocalInstance, grant: int | None, verified: bool
 ) -> None:
     says(local, grant=grant)
-    await local._adopt_holder(local.record)
+    await adopt_holder(local, local.record)
     assert (local.seen.engine, local.seen.grant, local.seen.verified) == (EngineState.STARTING, grant, verified)
 
 
@@ -63,7 +64,7 @@ async def test_where_a_checkpointed_engine_was_is_written_down_by_whoever_finds_
     monkeypatch.setattr(checkpoint, "state_of", off)
     says(local, grant=7, parked=True)
     local.directory.edit(device="GPU-a")
-    await local._adopt_holder(local.record)
+    await adopt_holder(local, local.record)
     assert (local.seen.engine, local.seen.verified, local.record.left_device) == (EngineState.CHECKPOINTED, True, "GPU-a")
 
 
