@@ -21,7 +21,8 @@ from compose.refusal import ApiRefused
 from worker.images import criu
 
 MODEL: Final = "measured"
-PROMPT: Final = "A kettle is a vessel that"
+PROMPT: Final = "A kettle is "
+"""Short of a block of a prefix cache in any tokenizer: what is cached is computed another way, and bf16 breaks ties by it."""
 TOKENS: Final = 8
 DOWN: Final = {"sleep": "sleep", "checkpoint": "checkpoint", "save": "saved"}
 """Operation -> the rung where it ends."""
@@ -88,7 +89,8 @@ class Climber:
 
     def __init__(self, plane: OwnPlane, cycles: int) -> None:
         self._plane, self._cycles = plane, cycles
-        self._answers: set[str] = set()
+        self._answers: dict[str, set[str]] = {}
+        """Way -> what was answered after it."""
         self._checks: set[str] = set()
         self._position = 0
         self.ways: dict[str, list[float]] = {}
@@ -131,14 +133,15 @@ class Climber:
             },
             "moved_bytes": {way: statistics.median(of) for way, of in self._moved.items()},
             "skipped": self.skipped, "image": self._built, "host_bytes": self._host_bytes, "checks": sorted(self._checks),
-            "answer": min(self._answers, default=""),
-            "same_answers": len(self._answers) == 1 and self._checks <= {"same_tokens", "recorded", "skipped"},
+            "answers": {way: sorted(answers) for way, answers in self._answers.items()},
+            "same_answers": len(set().union(*self._answers.values())) == 1
+            and self._checks <= {"same_tokens", "recorded", "skipped"},
         }  # fmt: skip
 
     def _up(self, rung: str) -> None:
         answered = self._plane.ask(MODEL, PROMPT, TOKENS)
-        self._answers.add(answered.text)
         way = f"{rung} -> first answer"
+        self._answers.setdefault(way, set()).add(answered.text)
         self.ways.setdefault(way, []).append(answered.first_s)
         self._take_steps(way)
 

@@ -18,6 +18,7 @@ import pytest
 from controlplane.fleet import Instance
 from controlplane.rungs import Rung
 from pool.place import place
+from tests.gpu.onlookers import on
 from tests.plane import NODE, PlaneUnderTest, fake, running
 from worker import gpus, processes
 
@@ -96,7 +97,10 @@ async def nobody_but_the_pool_is_on_a_device(plane: PlaneUnderTest) -> None:
         async def alone(device: str = device) -> bool:
             return set(gpus.processes(device)) <= {pool}
 
-        await plane.until(alone, f"nobody but the pool is on {device}: {gpus.processes(device)}", 20)
+        try:
+            await plane.until(alone, f"nobody but the pool ({pool}) is on {device}", 20)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {on(device)}") from error
 
 
 def of_engines(plane: PlaneUnderTest) -> list[int]:
@@ -223,7 +227,7 @@ async def test_a_skeleton_that_waits_for_room_on_its_host_goes_no_further_than_s
     plane.settings_file.write_text(limited)
     await plane.until_fleet(lambda fleet: fleet.nodes["n1"].checkpoint_bytes == 4096, "the limit is there")
     refused = plane.cli("checkpoint", "a")
-    assert refused.returncode == 1 and "4096" in refused.stderr + refused.stdout
+    assert refused.returncode == 1 and "4.0 KiB is left" in refused.stderr and "checkpoint_bytes" in refused.stderr
     plane.settings_file.write_text(text)
     await plane.until_fleet(lambda fleet: fleet.nodes["n1"].checkpoint_bytes != 4096, "it is gone")
     rests = await down(plane, "a", "checkpoint")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.rungs import Rung
+from tests.gpu.onlookers import on
 from tests.plane import PlaneUnderTest, running
 from worker import gpus
 
@@ -152,7 +153,7 @@ async def test_a_stranger_with_all_the_memory_is_named_and_the_skeleton_sleeps_o
         assert {i.pid for i in fleet.instances.values()} == pids
         assert not fleet.grants
     assert await asked == first, "once the stranger has gone, with nobody's help"
-    assert not any(device.foreign for device in (await plane.fleet()).devices.values())
+    await plane.until_fleet(lambda fleet: not any(d.foreign for d in fleet.devices.values()), "it is forgotten")
 
 
 async def test_a_dead_engine_is_replaced_and_answers_the_same(plane: PlaneUnderTest) -> None:
@@ -200,4 +201,4 @@ async def test_at_the_end_the_device_is_as_it_was(plane: PlaneUnderTest, work: P
         if set(gpus.processes(device)) <= {pool}:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(gpus.processes(device))
+    raise AssertionError(f"nobody but the pool ({pool}) is expected: {on(device)}")

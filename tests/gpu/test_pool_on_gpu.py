@@ -15,6 +15,7 @@ import pytest
 from pool.client import PoolRefused
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.messages import Attached, Deposit, Tensor
+from tests.gpu.onlookers import on
 from tests.poolroom import Daemon, wait_for, write_safetensors
 from worker import gpus
 
@@ -174,7 +175,10 @@ def test_a_switch_takes_place_in_memory_that_is_mapped(house: House, device: gpu
 def back(device: gpus.Gpu, before: int) -> float:
     """Seconds until the device's memory is as it was, but for a daemon's context."""
     begun = time.monotonic()
-    wait_for(lambda: gpus.used_bytes(device.uuid) - before < 2 * MIB, 5.0)
+    try:
+        wait_for(lambda: gpus.used_bytes(device.uuid) - before < 2 * MIB, 5.0)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {gpus.used_bytes(device.uuid)} bytes, {before} before; {on(device.uuid)}") from error
     return time.monotonic() - begun
 
 
