@@ -15,7 +15,8 @@ CAUSES = {
     "operator": "on request of an operator", "retired": "its model is retired", "failed": "after a failure",
     "waiting": "waits for a place", "move": "on request of an operator", "rebuild": "its image is made anew",
     "no_host_memory": "too much of its host's memory is taken", "no_device_memory": "its device has no room for it",
-    "no_memory": "its host has no room for it",
+    "no_memory": "its host has no room for it", "device_full": "its device has no room for it",
+    "over_budget": "the pool has no room for its weights",
 }  # fmt: skip
 """Directive code -> why, as it reads after a colon."""
 
