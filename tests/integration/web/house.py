@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import sys
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from controlplane.parties import DECIDER
 from controlplane.plane import Plane
 from controlplane.spec import ModelSpec
 from controlplane.subjects import COMMAND_OPERATOR
+from tests import deciders
 from tests.integration.web.scripted_frontend import TOKEN
 from tests.integration.web.scripted_node import ScriptedNode
 from web.server import serve
@@ -30,6 +31,8 @@ from web.tokens import new_token
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 40.0
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Trusts nobody, and is not asked to: each client would read all of the machine's certificates, for plain HTTP."""
 STOP_S = 5.0
 """Of a web process that is told to end: after that nobody waits for it."""
 
@@ -58,13 +61,10 @@ class House:
     bus: Bus
     client: httpx.AsyncClient
     ai: openai.AsyncOpenAI
-    decider: asyncio.subprocess.Process
+    decider: deciders.Decider
 
-    async def start_decider(self) -> None:
-        with (Path(self.plane.data) / "decider.log").open("ab") as log:
-            self.decider = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "controlplane.decider", "--data", self.plane.data, cwd=REPOSITORY, stderr=log
-            )
+    def start_decider(self) -> None:
+        self.decider = deciders.start(self.plane.data, Path(self.plane.data) / "decider.log")
 
     async def kill_decider(self) -> None:
         self.decider.kill()
@@ -135,7 +135,7 @@ async def opened(plane: Plane, *, devices: int = 1) -> AsyncIterator[House]:
     house.plane = msgspec.structs.replace(plane, node_token=TOKEN)
     house.plane.write()
     house.token = await new_token(plane.postgres_url, "test")
-    await house.start_decider()
+    house.start_decider()
     house.bus = await Bus.connect(house.plane, "house", DECIDER)
     house.node = ScriptedNode(house.bus, devices)
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -147,8 +147,11 @@ async def opened(plane: Plane, *, devices: int = 1) -> AsyncIterator[House]:
         house.services, port = await started
         house.url = f"http://127.0.0.1:{port}"
         headers = {"authorization": f"Bearer {house.token}"}
-        async with httpx.AsyncClient(base_url=house.url, headers=headers, timeout=DEADLINE_S) as house.client:
-            house.ai = openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=house.token, max_retries=0, timeout=DEADLINE_S)
+        async with httpx.AsyncClient(base_url=house.url, headers=headers, timeout=DEADLINE_S, verify=NO_TLS) as house.client:
+            house.ai = openai.AsyncOpenAI(
+                base_url=f"{house.url}/v1", api_key=house.token, max_retries=0, timeout=DEADLINE_S,
+                http_client=openai.DefaultAsyncHttpxClient(verify=NO_TLS),
+            )  # fmt: skip
             await until(lambda: _ready(house))
             await house.node.start()
             yield house

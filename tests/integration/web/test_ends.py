@@ -279,7 +279,7 @@ async def test_a_restarted_decider_ends_what_was_running_once(house: House) -> N
         await house.chat()
     assert caught.value.status_code == 503
     assert caught.value.response.headers["retry-after"]
-    await house.start_decider()
+    house.start_decider()
     await until(lambda: _answers(house))
     await until(lambda: not house.services.view.fleet.requests)
     await house.ended_once()
@@ -294,7 +294,7 @@ async def test_ends_wait_for_a_decider_and_are_not_lost(house: House) -> None:
     house.node.script.gate.set()
     await asyncio.gather(*calls)
     assert len(house.services.gateway.ends) == 5
-    await house.start_decider()
+    house.start_decider()
     await until(lambda: len(house.services.gateway.ends) == 0)
     await house.settled(*["RequestFinished"] * 6)
 
