@@ -14,9 +14,9 @@ PROMPTS = 6
 
 def made(work: Path, shape: str, name: str, seed: int) -> Path:
     """A checkpoint with random weights and a tokenizer that loses nothing: an answer's text tells its ids."""
-    from compose.bench.checkpoints import make
-
-    directory = make(work / name, shape, seed)
+    directory = work / name
+    argv = [sys.executable, "-P", "-m", "compose.bench.checkpoints", str(directory), shape, str(seed)]
+    subprocess.run(argv, check=True)  # not in this process: it would stay on the device, a stranger to the plane
     config = json.loads((directory / "config.json").read_text())
     end = int(config["vocab_size"]) - 1
     (directory / "config.json").write_text(json.dumps(config | {"eos_token_id": end}))
