@@ -8,7 +8,8 @@ reason waits, and is told both numbers and whose memory it is. What runs is left
 from collections.abc import Iterable
 
 from controlplane.decisions.needs import device_bytes, held_bytes, sure_bytes, wanted
-from controlplane.fleet.members import Device, Instance, Model
+from controlplane.fleet.members import Instance, Model
+from controlplane.fleet.places import Device
 from controlplane.fleet.state import Fleet
 from controlplane.quantities import human_bytes, need_and_limit
 

@@ -21,7 +21,8 @@ from controlplane.events import (
     ReignBegan,
     WeightsDropped,
 )
-from controlplane.fleet.members import ANEW, Node
+from controlplane.fleet.members import ANEW
+from controlplane.fleet.places import Node
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 

@@ -18,7 +18,8 @@ from controlplane.decisions.placement import Slot, occupied, place
 from controlplane.decisions.verdict import fail, succeed
 from controlplane.events import GrantGiven, InstanceDirected, OperationRequested
 from controlplane.fleet.callers import Operation
-from controlplane.fleet.members import MOVE, Device, Instance, Model
+from controlplane.fleet.members import MOVE, Instance, Model
+from controlplane.fleet.places import Device
 from controlplane.fleet.reach import NO_CUDA, why_still
 from controlplane.fleet.state import Fleet
 from controlplane.quantities import need_and_limit

@@ -7,7 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from controlplane.decisions.placement import smallest_share
-from controlplane.fleet.members import Device, Instance, Model
+from controlplane.fleet.members import Instance, Model
+from controlplane.fleet.places import Device
 from controlplane.fleet.state import Fleet
 from controlplane.quantities import need_and_limit
 from controlplane.refusal import Code

@@ -18,7 +18,8 @@ from controlplane.decisions import foreign, gangs, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.needs import wanted
 from controlplane.decisions.placement import Slot, blocks, mask, place
-from controlplane.fleet.members import Grant, Instance, Model
+from controlplane.fleet.members import Instance, Model
+from controlplane.fleet.places import Grant
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 

@@ -7,17 +7,15 @@ from controlplane.fleet.members import (
     MOVE,
     REBUILD,
     Configuration,
-    Device,
     Directive,
-    Grant,
     Image,
     Instance,
     Model,
-    Node,
     Rejection,
     SetBack,
     WeightSet,
 )
+from controlplane.fleet.places import Device, Grant, Node
 from controlplane.fleet.state import EVOLVE_VERSION, Fleet, dump, load
 
 __all__ = [

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from controlplane.events import GrantGiven, GrantReturned
 from controlplane.fleet import instances
-from controlplane.fleet.members import Grant
+from controlplane.fleet.places import Grant
 from controlplane.fleet.state import Fleet
 
 

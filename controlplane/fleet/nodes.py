@@ -13,7 +13,7 @@ from controlplane.events import (
     NodeJoined,
     NodeLimitsChanged,
 )
-from controlplane.fleet.members import Device, Node
+from controlplane.fleet.places import Device, Node
 from controlplane.fleet.state import Fleet
 
 

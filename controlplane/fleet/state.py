@@ -6,16 +6,8 @@ import msgspec
 from immutables import Map
 
 from controlplane.fleet.callers import Gateway, Operation, Request
-from controlplane.fleet.members import (
-    Configuration,
-    Device,
-    Grant,
-    Image,
-    Instance,
-    Model,
-    Node,
-    WeightSet,
-)
+from controlplane.fleet.members import Configuration, Image, Instance, Model, WeightSet
+from controlplane.fleet.places import Device, Grant, Node
 
 EVOLVE_VERSION = 9
 """Bumped whenever `evolve` or a record changes meaning: snapshots of another version are ignored and rebuilt."""
