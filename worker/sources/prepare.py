@@ -21,6 +21,7 @@ from worker.frontend.chat import load
 from worker.frontend.request import Invalid
 from worker.sources.copies import note
 from worker.sources.fakes import WEIGHT_BYTES, fake_source
+from worker.sources.identity import SourceRefused, identity, identity_of_draft
 from worker.sources.places import models, name_of
 from worker.sources.report import Inspected, Line, Progress, Refused
 
@@ -30,23 +31,12 @@ DEADLINE_S: Final = 4 * 3600.0
 """The largest models that a disk takes, over a slow line."""
 TAIL_BYTES: Final = 2000
 PAGE: Final = 4096
-PRIVATE: Final = "/dev/shm"  # noqa: S108 (looked at only)
-"""Engines live in a mount namespace where this is empty."""
 LIBRARIES: Final[dict[EngineName, tuple[tuple[str, ...], str]]] = {
     "transformers": (("torch", "transformers"), "cpu"),
     "vllm": (("vllm", "torch", "transformers"), "gpu"),
 }
 """What an engine needs to be installed, and the extra that brings it."""
 FAKE_NAME: Final = re.compile(r"^[\w.-]{0,100}$")
-
-
-class SourceRefused(Exception):
-    """The source can't be used. `final`: trying again will not help. Codes: `bad_source`, `cannot_fit`, `hub_unreachable`,
-    `corrupt`, `opening_failed`, `engine_missing`."""
-
-    def __init__(self, code: str, message: str, *, final: bool = True) -> None:
-        super().__init__(message)
-        self.code, self.message, self.final = code, message, final
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -72,15 +62,15 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
             f"pip install 'enginehouse[{extra}]'",
             final=False,
         )
-    identity = await asyncio.to_thread(_identity, spec.source)
+    marks = await asyncio.to_thread(identity, spec.source)
     dtype = str(spec.arguments.get("dtype", "float32"))
     own = ("own",) if spec.engine in OWN_LAYOUT else ()
-    drafts = await asyncio.to_thread(_identity_of_draft, spec)
+    drafts = await asyncio.to_thread(identity_of_draft, spec)
     told = msgspec.json.encode(spec.arguments).decode()
-    known = models(data_dir) / f"inspected-{name_of(*identity, *drafts, *own, told)}.json"
+    known = models(data_dir) / f"inspected-{name_of(*marks, *drafts, *own, told)}.json"
     inspected = await asyncio.to_thread(_remembered, known)
     if inspected is None:
-        inspected = await _opened(spec, data_dir, f"converted-{name_of(*identity, dtype)}", progress)
+        inspected = await _opened(spec, data_dir, f"converted-{name_of(*marks, dtype)}", progress)
         draft = known.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(inspected))
         draft.replace(known)
@@ -161,43 +151,6 @@ def tokenizer_digest(source: Path) -> str:
         with contextlib.suppress(FileNotFoundError):
             digest.update(name.encode() + (source / name).read_bytes())
     return f"tok_{digest.hexdigest(length=8)}"
-
-
-def _identity(source: str) -> tuple[str, ...]:
-    """Return what makes this source this source: a pinned name, or path, size and time of its files. Raises SourceRefused."""
-    if source.startswith("hf:"):
-        return (source,)
-    path = Path(source)
-    if not path.is_absolute():
-        raise SourceRefused("bad_source", f"{source!r} is neither hf:org/name@<40 hex>, an absolute path, nor fake:name")
-    try:
-        found = path.resolve(strict=True)
-        if found.is_relative_to(PRIVATE):
-            raise SourceRefused(
-                "bad_source", f"{source} lies in {PRIVATE}, and engines have one of their own: put it elsewhere"
-            )
-        files = [found] if found.is_file() and source.endswith(".gguf") else sorted(found.iterdir())
-        if found.is_dir() and not (found / "config.json").exists():  # before a process with torch is started to find it out
-            raise SourceRefused("bad_source", f"{source} holds no model: it has no config.json", final=False)
-        for file in files:
-            if file.is_symlink() and file.resolve(strict=True).parent != found:
-                raise SourceRefused(
-                    "bad_source", f"{file} is a link that leads out of its directory: copy or hard-link the file"
-                )
-        marks = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.is_file()]
-    except OSError as error:
-        raise SourceRefused("bad_source", f"{source}: {error.strerror or error}", final=False) from error
-    return (str(found), *marks)
-
-
-def _identity_of_draft(spec: ModelSpec) -> tuple[str, ...]:
-    """As `_identity`; empty without such a model. Raises SourceRefused."""
-    if (draft := spec.arguments.get("draft_model")) is None:
-        return ()
-    try:
-        return _identity(str(draft))
-    except SourceRefused as refused:
-        raise SourceRefused(refused.code, f"draft_model: {refused.message}", final=refused.final) from refused
 
 
 def _remembered(file: Path) -> Inspected | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controlplane.spec import ModelSpec
-from worker.sources.prepare import SourceRefused, prepare
+from worker.sources import SourceRefused, prepare
 
 
 async def test_a_real_model_is_refused_by_name_of_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
