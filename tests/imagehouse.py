@@ -9,7 +9,7 @@ from controlplane.commands import Save
 from controlplane.fleet import Instance
 from controlplane.rungs import Rung
 from tests.workshop import Plant
-from worker.images.store import Manifest
+from worker.images.manifest import Manifest
 
 SCRIPTED = """#!/bin/sh
 # The real CRIU, but what the test says about one of its verbs.

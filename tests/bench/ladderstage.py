@@ -27,7 +27,8 @@ from worker.cuda.step import Said
 from worker.engines.messages import Health
 from worker.engines.messages import Stage as Bring
 from worker.failure import StepFailed
-from worker.images.store import Manifest, Store
+from worker.images.manifest import Manifest
+from worker.images.store import Store
 from worker.sources.fakes import fake_source
 
 STEP_S = 60.0

@@ -16,7 +16,7 @@ from worker.cuda.operation import Operation
 from worker.holderlink import HolderDenied
 from worker.images import bulk
 from worker.images.fingerprint import Fingerprint
-from worker.images.store import Manifest
+from worker.images.manifest import Manifest
 
 DOWN, UP = ("lock", "checkpoint"), ("restore", "unlock")
 NOWHERE = Fingerprint(

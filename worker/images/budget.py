@@ -7,7 +7,8 @@ from typing import Final
 
 from controlplane.quantities import human_bytes, need_and_limit
 from worker.filedigest import taken_bytes
-from worker.images.store import ImageBroken, Manifest, Store
+from worker.images.manifest import ImageBroken, Manifest
+from worker.images.store import Store
 from worker.images.worth import Holding, surplus
 
 QUOTA: Final = 0.5

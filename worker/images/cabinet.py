@@ -20,7 +20,8 @@ from worker.images import criu, facts
 from worker.images.budget import Budget
 from worker.images.criu import Criu
 from worker.images.fingerprint import Fingerprint, Refusal, changed_file, difference
-from worker.images.store import ImageBroken, Manifest, Store
+from worker.images.manifest import ImageBroken, Manifest
+from worker.images.store import Store
 from worker.report import OfImage
 
 log = structlog.get_logger("images")

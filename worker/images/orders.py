@@ -8,7 +8,7 @@ from nats.aio.msg import Msg
 from controlplane.quantities import human_bytes
 from controlplane.subjects import ImageAsk, ImageDone
 from worker.images.cabinet import Cabinet
-from worker.images.store import ImageBroken
+from worker.images.manifest import ImageBroken
 
 
 async def answer_about_images(cabinet: Cabinet, message: Msg) -> None:

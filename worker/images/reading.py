@@ -4,7 +4,8 @@ import asyncio
 import time
 from typing import Final
 
-from worker.images.store import Manifest, Store
+from worker.images.manifest import Manifest
+from worker.images.store import Store
 
 FRESH_S: Final = 5.0
 """What was read longer ago is read again: a climb may have waited for its cells since."""

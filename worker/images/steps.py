@@ -21,8 +21,8 @@ from worker.holdermessages import Held
 from worker.images import bulk, facts
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import MappedFile
+from worker.images.manifest import File, ImageBroken, Manifest
 from worker.images.reading import Reading
-from worker.images.store import File, ImageBroken, Manifest
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal
 from worker.skeleton import pretence

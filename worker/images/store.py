@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from worker.filedigest import data_bytes, digest, taken_bytes
+from worker.filedigest import taken_bytes
 from worker.images.exchange import exchange
-from worker.images.fingerprint import Fingerprint, MappedFile
+from worker.images.manifest import MANIFEST, File, Manifest, described, read, verify
 
-MANIFEST: Final = "manifest.json"
 DRAFT: Final = ".draft"
 ASIDE: Final = f".aside{DRAFT}"
 """An image that another is about to replace, where a disk can't exchange the two."""
@@ -27,52 +26,6 @@ TRIES: Final = 2
 """Restores of one image that may fail before it counts as failed: a first one may have met a busy machine."""
 _LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
 _removals = itertools.count(1)
-
-
-class ImageBroken(Exception):
-    """An image that must not be used.
-
-    `code`: `manifest_missing`, `manifest_broken`, `image_truncated`, `image_corrupt`, `image_unreadable`.
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-
-
-class File(msgspec.Struct, frozen=True):
-    name: str
-    size_bytes: int
-    """Of the file as it is read, holes included."""
-    digest: str
-    """blake3, hex."""
-    data_bytes: int | None = None
-    """Without its holes; None: made when they were not looked for."""
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest.json`."""
-
-    image: str
-    fingerprint: Fingerprint
-    mapped: tuple[MappedFile, ...]
-    files: tuple[File, ...]
-    gpu: str | None = None
-    """UUID of the GPU that the engine was taken off before (empty: it only pretended to hold one); None: it held none."""
-    pid: int
-    """The engine's, in the pid namespace of its holder."""
-    place: str
-    """Where it waits for its release."""
-    skeleton_bytes: int
-    made_ms: int
-    proof: str
-    """What was compared when it was made: `same_tokens`."""
-    took_ms: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes of a disk, and of memory once it is restored: no hole of a file counts (`bulk.py` leaves some)."""
-        return sum(file.size_bytes if file.data_bytes is None else file.data_bytes for file in self.files)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +73,7 @@ class Store:
     def settle(self, image: str) -> tuple[File, ...]:
         """All of a draft to disk, and its digests; others may read it meanwhile (its proof does). Raises OSError."""
         draft = self.root / f"{image}{DRAFT}"
-        files = tuple(_file(path) for path in sorted(draft.iterdir()) if path.name not in _LOGS)
+        files = tuple(described(path) for path in sorted(draft.iterdir()) if path.name not in _LOGS)
         for file in files:
             _fsync(draft / file.name)
         return files
@@ -169,34 +122,11 @@ class Store:
 
     def read(self, image: str) -> Manifest:
         """Raises ImageBroken (`manifest_missing`, `manifest_broken`)."""
-        try:
-            manifest = msgspec.json.decode((self.root / image / MANIFEST).read_bytes(), type=Manifest)
-        except FileNotFoundError:
-            raise ImageBroken("manifest_missing", f"{image} has no manifest: it was not finished") from None
-        except msgspec.MsgspecError as error:
-            raise ImageBroken("manifest_broken", f"the manifest of {image} can't be read: {error}") from None
-        if manifest.image != image:
-            raise ImageBroken("manifest_broken", f"the manifest of {image} is that of {manifest.image[:100]}")
-        return manifest
+        return read(self.root / image)
 
     def verify(self, manifest: Manifest) -> None:
-        """Compare every file with its digest (about 1 GB/s and processor).
-
-        Raises ImageBroken (`image_truncated`, `image_corrupt`, `image_unreadable`).
-        """
-        directory = self.root / manifest.image
-        for file in manifest.files:
-            path = directory / file.name
-            size = path.stat().st_size if path.is_file() else -1
-            if size != file.size_bytes:
-                raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} has {size} bytes, not {file.size_bytes}")
-        for file in manifest.files:
-            try:
-                found = digest(directory / file.name)
-            except OSError as error:  # the disk fails, or it is being removed
-                raise ImageBroken("image_unreadable", f"{file.name} of {manifest.image} can't be read: {error}") from error
-            if found != file.digest:
-                raise ImageBroken("image_corrupt", f"{file.name} of {manifest.image} is not what was written")
+        """Compare every file with its digest. Raises ImageBroken (`image_truncated`, `image_corrupt`, `image_unreadable`)."""
+        verify(self.root / manifest.image, manifest)
 
     def path(self, image: str) -> Path:
         return self.root / image
@@ -243,10 +173,6 @@ class Store:
         except FileNotFoundError:
             pass  # the image is gone, and its history with it
         return standing
-
-
-def _file(path: Path) -> File:
-    return File(path.name, path.stat().st_size, digest(path), data_bytes(path))
 
 
 def _fsync(path: Path) -> None:

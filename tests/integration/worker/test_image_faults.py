@@ -23,8 +23,9 @@ from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
 from worker.images import budget, bulk, steps
+from worker.images.manifest import Manifest
 from worker.images.reading import Reading
-from worker.images.store import Manifest, Store
+from worker.images.store import Store
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -31,7 +31,7 @@ from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker.images import bulk, criu
 from worker.images.fingerprint import Fingerprint
-from worker.images.store import ImageBroken
+from worker.images.manifest import ImageBroken
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,7 +12,8 @@ from worker import filedigest as digests
 from worker.filedigest import digest, taken_bytes
 from worker.images import store as stores
 from worker.images.fingerprint import Fingerprint
-from worker.images.store import ImageBroken, Manifest, Store
+from worker.images.manifest import ImageBroken, Manifest
+from worker.images.store import Store
 
 MIB = 1 << 20
 

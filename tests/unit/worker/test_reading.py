@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from worker.images import facts, reading
-from worker.images import store as images_store
+from worker.images import manifest as manifests
 from worker.images.fingerprint import Fingerprint
+from worker.images.manifest import ImageBroken, Manifest
 from worker.images.reading import Reading
 from worker.images.steps import to_its_end
-from worker.images.store import ImageBroken, Manifest, Store
+from worker.images.store import Store
 
 MADE = Fingerprint(
     configuration="cfg_1", engine="fake", python="3", torch="", kernel="6", libc="2", criu="4", cpu="one", namespaces="apart",
@@ -56,7 +57,7 @@ async def test_a_file_that_can_t_be_read_is_a_broken_image(tmp_path: Path, monke
 
     store = Store(tmp_path)
     manifest = image(store, "whole")
-    monkeypatch.setattr(images_store, "digest", failing)
+    monkeypatch.setattr(manifests, "digest", failing)
     with pytest.raises(ImageBroken, match="Input/output error") as broken:
         await Reading(store, manifest).done()
     assert broken.value.code == "image_unreadable"

@@ -8,7 +8,8 @@ import pytest
 
 from worker.images.budget import Budget, NoRoom
 from worker.images.fingerprint import Fingerprint
-from worker.images.store import Manifest, Store
+from worker.images.manifest import Manifest
+from worker.images.store import Store
 from worker.images.worth import DAY_MS, Holding, surplus, worth
 
 MIB = 1 << 20
