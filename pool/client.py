@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from pool.blocks import Groups
 from pool.described import Described
 from pool.messages import (
     Attach,
@@ -149,7 +150,7 @@ class Attachment:
     def __init__(self, path: str, channel: Channel, attached: Attached, fds: list[int]) -> None:
         self.attached = attached
         self.fds = fds
-        """Read-only, one a segment."""
+        """Read-only, one a segment; of device memory one a block."""
         self.refused: PoolRefused | None = None
         """Why a restarted daemon did not take the reference back; what is mapped stays good."""
         self._path = path
@@ -221,12 +222,14 @@ def ask(
     left_on: str | None = None,
     *,
     beside: tuple[str, ...] = (),
+    neighbours: Groups = (),
 ) -> tuple[Channel, Attached, list[int]]:
     channel = Channel.connect(path, deadline_s)
     try:
-        channel.send(Attach(weight_set=weight_set, device=device, left_on=left_on, beside=beside), deadline_s)
+        request = Attach(weight_set=weight_set, device=device, left_on=left_on, beside=beside, neighbours=neighbours)
+        channel.send(request, deadline_s)
         attached = expect(Attached, channel.receive(replies, deadline_s))
-        return channel, attached, channel.receive_fds(len(attached.segments), deadline_s)
+        return channel, attached, channel.receive_fds(attached.descriptors, deadline_s)
     except BaseException:
         channel.close()
         raise

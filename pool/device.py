@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pool.blocks import Groups
 from pool.described import DeviceState
 from pool.fill import OnDevice
 from pool.lane import Lane
@@ -18,6 +19,8 @@ class Resident:
     weight_set: str
     exported: asyncio.Future[OnDevice]
     filled: asyncio.Future[Filled]
+    blocks: Groups
+    """What its memory there is made of."""
     holders: int = 0
     size_bytes: int = 0
 
@@ -29,7 +32,8 @@ class Device:
     making: Making = field(default_factory=Making)
     residents: dict[str, Resident] = field(default_factory=dict)
     former: set[Resident] = field(default_factory=set)
-    """Copies of a set that was found corrupt and has been brought anew: for those who have them, and for nobody else."""
+    """Copies for those who have them, and for nobody else: of a set that was found corrupt and has been brought anew, or in
+    blocks that others can't map."""
     left: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Sets, and their bytes, of a daemon before this one: how many engines map them."""
 

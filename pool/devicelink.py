@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 
+from pool.blocks import Groups
 from pool.client import ANSWER_S, SILENCE_S, Attachment, PoolRefused, ask, expect, replies
 from pool.messages import Attach, Attached, Deposit, Filled, Find, Release, Released, Room, Seal, Staged, Staging, Written
 from pool.wire import Channel, close_all
@@ -47,14 +48,16 @@ def attach_device(
     map_them: Callable[[Attached, list[int]], None],
     *,
     beside: tuple[str, ...] = (),
+    neighbours: Groups = (),
 ) -> DeviceAttachment:
     """Blocking: have a set on a GPU. `map_them` gets its descriptors while the bytes still travel; it must not use them yet.
 
-    beside: devices that are filled for this engine at the same time, whose links are not to be asked for help.
+    beside: devices that are filled for this engine at the same time, whose links are not to be asked for help. neighbours:
+    segments whose places lie side by side, which one descriptor may cover.
     Raises PoolRefused (`device_full` with both numbers, ...), OSError, and what `map_them` raises; what that has mapped is
     the caller's to unmap.
     """
-    channel, attached, fds = ask(os.fspath(path), weight_set, FILL_S, device, beside=beside)
+    channel, attached, fds = ask(os.fspath(path), weight_set, FILL_S, device, beside=beside, neighbours=neighbours)
     try:
         map_them(attached, fds)
         filled = expect(Filled, channel.receive(replies, FILL_S))
@@ -82,7 +85,7 @@ def exchange(old: DeviceAttachment, weight_set: str) -> DeviceAttachment:
     try:
         old.channel.send(request, ANSWER_S)
         attached = expect(Attached, old.channel.receive(replies, FILL_S))
-        fds = old.channel.receive_fds(attached.host_segments, ANSWER_S)
+        fds = old.channel.receive_fds(attached.descriptors, ANSWER_S)
     except OSError as error:
         old.close()
         raise Spoiled(f"{weight_set} over {old.attached.weight_set}: {error}") from error

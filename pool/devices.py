@@ -7,18 +7,19 @@ import time
 from collections.abc import Sequence
 
 from pool.arena import Arena
+from pool.blocks import Groups, cut, fits
 from pool.described import DeviceState
 from pool.device import Device, Resident
 from pool.fill import OnDevice, fill, free, refill
 from pool.gpu import Gpu
+from pool.hostside import HostSide
 from pool.lane import Lane, Turn
 from pool.manifest import Manifest
-from pool.mapping import unmap
 from pool.messages import Filled, Released
 from pool.pace import BESIDE_DECODING, FREE, pace_beside
 from pool.residency import Refused
 from pool.routes import Routes
-from pool.slabs import Slab, Slabs
+from pool.slabs import Slabs
 from pool.topology import NO_TOPOLOGY, Topology
 from pool.way import Way
 from pool.wire import close_all
@@ -39,78 +40,16 @@ class Devices:
         share: float = BESIDE_DECODING,
     ) -> None:
         """share: of a link's rate that a copy takes while a neighbour decodes."""
-        self._arena, self._way, self._topology, self._share = arena, way, topology, share
+        self._way, self._topology, self._share = way, topology, share
         self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
-        self._slabs: dict[str, Slabs] = {}
-        self._there: dict[str, dict[int, Slab]] = {}
-        """Of sets that came in memory which was mapped, and pinned, before."""
-        self._mapping: dict[str, asyncio.Lock] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.host = HostSide(arena, next((device.lane for device in self._devices.values()), None))
 
     def __bool__(self) -> bool:
         return bool(self._devices)
 
     def __contains__(self, weight_set: str) -> bool:
         return any(weight_set in device.residents for device in self._devices.values())
-
-    # ---- host memory that copies run from -------------------------------------------------------------------
-
-    def prepare(self, manifest: Manifest) -> None:
-        """Map and pin a set ahead of need, whenever nobody waits for a device."""
-        if not self._devices:
-            return
-        task = asyncio.create_task(self._prepare(manifest), name=f"prepare {manifest.weight_set}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _prepare(self, manifest: Manifest) -> None:
-        try:
-            slabs = await self._mapped(manifest)
-        except OSError as error:
-            log.warning("not_mapped", extra={"weight_set": manifest.weight_set, "why": str(error)})
-            return
-        for part in list(slabs.parts):
-            await self.pin(part)
-        log.info("registered", extra={"weight_set": manifest.weight_set, "bytes": slabs.registered_bytes})
-
-    async def pin(self, slab: Slab) -> None:
-        """All of it, for every device of this process, whenever nobody waits for one."""
-        lane = next(iter(self._devices.values())).lane
-        while slab.to_pin:
-            await lane.submit(Turn.SPARE, functools.partial(slab.pin, lane.gpu))
-
-    async def unpin(self, slab: Slab | None) -> None:
-        """Unpin and unmap."""
-        if slab is not None:
-            lane = next(iter(self._devices.values())).lane
-            await lane.submit(Turn.SPARE, functools.partial(slab.unregister, lane.gpu))
-            unmap(slab.address, slab.size)
-
-    def brought(self, weight_set: str, there: dict[int, Slab]) -> None:
-        """A new set, some of whose segments are mapped already."""
-        if there:
-            self._there[weight_set] = there
-
-    async def _mapped(self, manifest: Manifest) -> Slabs:
-        async with self._mapping.setdefault(manifest.weight_set, asyncio.Lock()):
-            slabs = self._slabs.get(manifest.weight_set)
-            if slabs is None:
-                slabs = Slabs(manifest.weight_set)
-                count = len(manifest.segments) - manifest.host_segments
-                fds = self._arena.open(manifest)
-                try:
-                    slabs.map(fds[:count], manifest.segments[:count], self._there.get(manifest.weight_set, {}))
-                finally:
-                    close_all(fds)
-                self._slabs[manifest.weight_set] = slabs
-        return slabs
-
-    def forget(self, weight_set: str) -> dict[int, Slab]:
-        """The set leaves the host, and nobody holds it on a device; what is mapped of it is the caller's, by segment."""
-        self._mapping.pop(weight_set, None)
-        slabs = self._slabs.pop(weight_set, None)
-        return self._there.pop(weight_set, {}) | (dict(enumerate(slabs.parts)) if slabs is not None else {})
 
     async def replaced(self, weight_set: str) -> None:
         """The set was corrupt and its files are other ones now: nobody else gets what was copied from the old ones."""
@@ -120,22 +59,30 @@ class Devices:
         travelling = [one.filled for device in self._devices.values() for one in device.former if one.weight_set == weight_set]
         if travelling:
             await asyncio.wait(travelling)  # copies run from the old mapping
-        for slab in self.forget(weight_set).values():
-            await self.unpin(slab)
+        for slab in self.host.forget(weight_set).values():
+            await self.host.unpin(slab)
 
-    # ---- devices --------------------------------------------------------------------------------------------
-
-    async def hold(self, manifest: Manifest, uuid: str, *, beside: tuple[str, ...] = ()) -> Resident:
+    async def hold(self, manifest: Manifest, uuid: str, *, beside: tuple[str, ...] = (), neighbours: Groups = ()) -> Resident:
         """One more reference. The set travels if it is not there. To be released, also when this or its futures fail.
 
-        beside: devices that are filled at the same time and therefore don't help.
-        Raises Refused (`unknown_device`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`), OSError.
+        beside: devices that are filled at the same time and therefore don't help. neighbours: as the engine's addresses lie.
+        Raises Refused (`unknown_device`, `bad_layout`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`)
+        and OSError.
         """
         device = self._device(uuid)
-        slabs = await self._mapped(manifest)
+        slabs = await self.host.mapped(manifest)
+        sizes = [part.size for part in slabs.parts]
+        try:
+            blocks = cut(neighbours, sizes)
+        except ValueError as error:
+            raise Refused("bad_layout", f"{manifest.weight_set}: {error}") from None
         resident = device.residents.get(manifest.weight_set)
         if resident is None or (resident.filled.done() and resident.filled.exception() is not None):
-            resident = device.residents[manifest.weight_set] = self._send(device, slabs, beside=beside)
+            resident = device.residents[manifest.weight_set] = self._send(device, slabs, blocks, beside=beside)
+        elif not fits(resident.blocks, neighbours):
+            log.warning("second_copy", extra={"weight_set": manifest.weight_set, "device": uuid, "bytes": slabs.size_bytes})
+            resident = self._send(device, slabs, blocks, beside=beside)
+            device.former.add(resident)
         resident.holders += 1
         return resident
 
@@ -145,17 +92,19 @@ class Devices:
         Raises Refused (`not_in_place`, `unknown_device`): then all is as it was.
         """
         device = self._device(uuid)
-        slabs = await self._mapped(manifest)
+        slabs = await self.host.mapped(manifest)
         if (why := device.holds_on_to(old, manifest.weight_set)) is not None:
             raise Refused("not_in_place", f"{manifest.weight_set} can't take the memory of {old.weight_set} on {uuid}: {why}")
         device.leave(old)
         old.holders = 0
-        resident = device.residents[manifest.weight_set] = self._send(device, slabs, old.exported.result())
+        resident = device.residents[manifest.weight_set] = self._send(device, slabs, old.blocks, old.exported.result())
         resident.holders = 1
         return resident
 
-    def _send(self, device: Device, slabs: Slabs, made: OnDevice | None = None, *, beside: tuple[str, ...] = ()) -> Resident:
-        """made: memory of another set that this one's bytes replace."""
+    def _send(
+        self, device: Device, slabs: Slabs, blocks: Groups, made: OnDevice | None = None, *, beside: tuple[str, ...] = ()
+    ) -> Resident:
+        """made: memory of another set, in such blocks, that this one's bytes replace."""
         loop = asyncio.get_running_loop()
         exported: asyncio.Future[OnDevice] = loop.create_future()
         filled: asyncio.Future[Filled] = loop.create_future()
@@ -174,7 +123,7 @@ class Devices:
             with self._routes.chosen(device.lane.gpu, slabs.size_bytes, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes, pace=pace)
-                return fill(device.lane.gpu, slabs, tell, routes, making=device.making, pace=pace)
+                return fill(device.lane.gpu, slabs, blocks, tell, routes, making=device.making, pace=pace)
 
         def settle(done: asyncio.Future[Filled]) -> None:
             self._way.leave()
@@ -201,7 +150,7 @@ class Devices:
 
         self._way.enter()
         device.lane.submit(Turn.NOW, work).add_done_callback(settle)
-        return Resident(slabs.weight_set, exported, filled, size_bytes=slabs.size_bytes)
+        return Resident(slabs.weight_set, exported, filled, blocks, size_bytes=slabs.size_bytes)
 
     async def release(self, weight_set: str, uuid: str, resident: Resident) -> Released:
         """One reference less; answers once the memory of the last one is free."""
@@ -223,7 +172,7 @@ class Devices:
             device.left[manifest.weight_set, size] += change
 
     async def describe(self) -> tuple[DeviceState, ...]:
-        registered = sum(slabs.registered_bytes for slabs in self._slabs.values())
+        registered = self.host.registered_bytes
         return tuple(
             [
                 device.state(await device.lane.submit(Turn.NOW, device.lane.gpu.free_bytes), registered)
@@ -233,9 +182,7 @@ class Devices:
 
     async def close(self) -> None:
         """What engines map stays theirs; ours goes with the process."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.host.close()
         for device in self._devices.values():
             await device.lane.close()
 

@@ -4,18 +4,19 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from pool.blocks import Groups
 from pool.gpu import Block, Gpu, NoDeviceMemory
 from pool.journey import InFlight, Journey, Route
 from pool.making import Making, ahead
 from pool.messages import Filled, Shard
 from pool.pace import FREE, Pace
 from pool.residency import Refused
-from pool.slabs import Slabs
+from pool.slabs import Slab, Slabs
 
 RESERVE_BYTES = 64 << 20
 """Left on the device: a driver without any memory fails at kernels' local memory, in whoever launches next."""
@@ -25,15 +26,15 @@ log = logging.getLogger("pool")
 
 @dataclass(frozen=True)
 class Step:
-    """One segment: pin it if it is not, create its place, queue its copy."""
+    """One block: create it; of each segment in it: pin it if it is not, queue its copy."""
 
-    segment: int
+    block: int
     size_bytes: int
     register: bool
 
 
-def plan(gpu: Gpu, slabs: Slabs) -> tuple[Step, ...]:
-    """Steps in the order in which bytes shall travel: pinned segments first, so that the link is busy while the rest is pinned;
+def plan(gpu: Gpu, slabs: Slabs, blocks: Groups) -> tuple[Step, ...]:
+    """Steps in the order in which bytes shall travel: pinned blocks first, so that the link is busy while the rest is pinned;
     of those the largest first, since memory for the next one takes 1 ms to make beside a copy, and small ones would not last.
 
     Raises Refused: `device_full` with both numbers, `bad_layout` for segments that a device can't hold.
@@ -45,10 +46,11 @@ def plan(gpu: Gpu, slabs: Slabs) -> tuple[Step, ...]:
     need, have = slabs.size_bytes, max(gpu.free_bytes() - RESERVE_BYTES, 0)
     if need > have:
         raise full(slabs.weight_set, gpu, need, have)
-    order = sorted(
-        range(len(slabs.parts)), key=lambda number: (not slabs.parts[number].registered, -slabs.parts[number].size, number)
-    )
-    return tuple(Step(number, slabs.parts[number].size, slabs.parts[number].to_pin) for number in order)
+    parts = [[slabs.parts[number] for number in group] for group in blocks]
+    sizes = [sum(part.size for part in group) for group in parts]
+    there = [all(part.registered for part in group) for group in parts]
+    order = sorted(range(len(blocks)), key=lambda number: (not there[number], -sizes[number], number))
+    return tuple(Step(number, sizes[number], any(part.to_pin for part in parts[number])) for number in order)
 
 
 def full(weight_set: str, gpu: Gpu, need: int, have: int) -> Refused:
@@ -69,7 +71,9 @@ class OnDevice:
 
     blocks: list[Block]
     fds: list[int]
-    """One a segment, ours to close."""
+    """One a block, ours to close."""
+    groups: Groups = ()
+    """The segments in each."""
     writers: tuple[str, ...] = ()
     """Devices that may relay into it."""
 
@@ -77,6 +81,7 @@ class OnDevice:
 def fill(
     gpu: Gpu,
     slabs: Slabs,
+    groups: Groups,
     exported: Callable[[OnDevice], None],
     routes: Sequence[Route] = (),
     *,
@@ -85,12 +90,13 @@ def fill(
 ) -> Filled:
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
+    groups: the segments of each block that is made, see `pool.blocks`.
     routes: the device's own link first; none: that alone. making: what making memory takes there. Raises Refused
     (`device_full`), OSError; the device is then as it was before, and descriptors that `exported` was given are the caller's
     to close: another thread may be handing them out.
     """
     begun = time.monotonic()
-    steps = plan(gpu, slabs)
+    steps = plan(gpu, slabs, groups)
     making = making or Making()
     ready = list(itertools.takewhile(lambda step: not step.register, steps))
     blocks: dict[int, Block] = {}
@@ -100,15 +106,15 @@ def fill(
     def make(step: Step) -> float:
         """Seconds that it took."""
         at = time.monotonic()
-        block = blocks[step.segment] = gpu.create(step.size_bytes, journey.writers)
-        fds[step.segment] = gpu.export(block)
+        block = blocks[step.block] = gpu.create(step.size_bytes, journey.writers)
+        fds[step.block] = gpu.export(block)
         return time.monotonic() - at
 
     def send(step: Step) -> None:
-        part = slabs.parts[step.segment]
-        if step.register:
-            part.register(gpu)
-        journey.send(blocks[step.segment], part)
+        for at, part in _placed(slabs, groups[step.block]):
+            if step.register:
+                part.register(gpu)
+            journey.send(blocks[step.block], at, part)
 
     try:
         early = ahead([step.size_bytes for step in ready], journey.bytes_per_s, making.beside_s)
@@ -122,8 +128,8 @@ def fill(
             send(step)
         if len(ready) == len(steps):
             making.saw(early, len(steps) - early, beside_s)
-        count = range(len(slabs.parts))
-        made = OnDevice([blocks[number] for number in count], [fds[number] for number in count], journey.writers)
+        count = range(len(groups))
+        made = OnDevice([blocks[number] for number in count], [fds[number] for number in count], groups, journey.writers)
         fds.clear()
         exported(made)
         made_s = time.monotonic() - begun
@@ -146,14 +152,27 @@ def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (),
     able = [route for route in routes if route.helper is None or route.helper.uuid in made.writers]
     journey = Journey(gpu, able, pace)
     try:
-        for block, part in sorted(zip(made.blocks, slabs.parts, strict=True), key=lambda pair: not pair[1].registered):
+        all_of_them = [
+            (part.registered, block, at, part)
+            for block, group in zip(made.blocks, made.groups, strict=True)
+            for at, part in _placed(slabs, group)
+        ]
+        for _, block, at, part in sorted(all_of_them, key=lambda one: not one[0]):
             part.register(gpu)
-            journey.send(block, part)
+            journey.send(block, at, part)
         shards = journey.arrive(begun)
     except BaseException:
         _undo(journey, OnDevice(made.blocks, []))
         raise
     return _filled(slabs, shards, begun)
+
+
+def _placed(slabs: Slabs, group: tuple[int, ...]) -> Iterator[tuple[int, Slab]]:
+    """Offset in the block and segment."""
+    at = 0
+    for number in group:
+        yield at, slabs.parts[number]
+        at += slabs.parts[number].size
 
 
 def _filled(slabs: Slabs, shards: tuple[Shard, ...], begun: float) -> Filled:

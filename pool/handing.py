@@ -31,10 +31,11 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
         if request.over is not None:
             resident = await held.exchange(manifest, request.device, request.over)
         else:
-            resident = await held.hold_on(manifest, request.device, beside=request.beside)
+            resident = await held.hold_on(manifest, request.device, beside=request.beside, neighbours=request.neighbours)
     except Refused:
         await held.release(manifest.weight_set, None)
         raise
+    attached = msgspec.structs.replace(attached, blocks=resident.blocks)
     was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
     try:
         filled = await _send_device(channel, manifest, attached, resident, arena)

@@ -171,16 +171,16 @@ class Journey:
         self.bytes_per_s = routes[0].bytes_per_s / routes[0].share if routes else LINK_BYTES_PER_S
         """Over all of them."""
 
-    def send(self, block: Block, part: Slab) -> None:
-        """Queue a segment. Raises OSError."""
+    def send(self, block: Block, at: int, part: Slab) -> None:
+        """Queue a segment whose place is `at` bytes into a block. Raises OSError."""
         self._take_over()
         for offset, size in pieces(part.size):
             number = self._dealer.deal(size)
             if number:
-                self._helpers[number - 1].give(Cargo(block, offset, part.address + offset, size))
+                self._helpers[number - 1].give(Cargo(block, at + offset, part.address + offset, size))
             else:
                 self._pace.hold(size)
-                self.gpu.copy(block, offset, part.address + offset, size)
+                self.gpu.copy(block, at + offset, part.address + offset, size)
 
     def _take_over(self) -> None:
         """A helper that has stopped is given no more, and what it has left goes by the direct link at once.

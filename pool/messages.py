@@ -39,6 +39,9 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
     beside: tuple[str, ...] = ()
     """UUIDs of devices that are filled for the same engine at the same time, a gang's: their links are not asked for help."""
+    neighbours: tuple[tuple[int, ...], ...] = ()
+    """Segments that lie side by side where they will be mapped, by number and in order: one descriptor may cover several of
+    them. None: whatever is there, see `Attached.blocks`; if nothing is, one a segment."""
     left_on: str | None = None
     """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
 
@@ -141,6 +144,15 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     device: str | None = None
     in_place: bool = False
     """The device's memory is what was mapped before: not to be read until `Filled`."""
+    blocks: tuple[tuple[int, ...], ...] = ()
+    """On a device: the segments that each descriptor covers, side by side in this order. None: one a segment."""
+
+    @property
+    def descriptors(self) -> int:
+        """How many follow."""
+        if self.in_place:
+            return self.host_segments
+        return len(self.blocks) + self.host_segments if self.blocks else len(self.segments)
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +179,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     made_ms: float = 0.0
     """Of `took_ms`, until all memory was made and exported; bytes travel meanwhile. 0: it was there."""
     made_ahead: int = 0
-    """Segments whose memory was made before the first byte left."""
+    """Blocks that were made before the first byte left."""
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -57,6 +57,15 @@ class Native(msgspec.Struct, frozen=True):
     def host_segments(self) -> int:
         return int(bool(self.host_bytes))
 
+    def span_of(self, group: tuple[int, ...]) -> Span:
+        """All of these segments, which lie side by side. Raises LayoutDiffers where they don't."""
+        start = at = self.shared[group[0]].address
+        for number in group:
+            if self.shared[number].address != at:
+                raise LayoutDiffers(f"segments {group[:_PIECES_SHOWN]}... don't lie side by side here: {number} is elsewhere")
+            at += self.shared[number].size
+        return Span(start, at - start)
+
     @property
     def digest(self) -> str:
         return native_digest(self.segments, self.host_segments, self.tensors)

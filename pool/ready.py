@@ -121,7 +121,7 @@ class Ready:
         """The draft comes to nothing: its memory does not."""
         for number, spare in draft.spares.items():
             if spare.path.parent == draft.path and draft.fds[number] < 0:  # sealed, and not published
-                await self._devices.unpin(spare.slab)
+                await self._devices.host.unpin(spare.slab)
                 continue
             draft.fds[number] = -1
             if spare.path.parent == draft.path:
@@ -142,7 +142,7 @@ class Ready:
                 node = of.nodes[number] if of.nodes else None
                 self._spares.append(Spare(path, fd, size, dirty=True, slab=slab, node=node))
             else:
-                await self._devices.unpin(slab)
+                await self._devices.host.unpin(slab)
         if not self._wanted:
             self._wanted = of.segments
         self._changed.set()
@@ -168,7 +168,7 @@ class Ready:
         if (unpinned := next((one for one in self._spares if self._devices and _to_pin(one)), None)) is not None:
             if unpinned.slab is None:
                 unpinned.slab = Slab.over(unpinned.fd, unpinned.size)
-            await self._devices.pin(unpinned.slab)
+            await self._devices.host.pin(unpinned.slab)
             return True
         match next_step([spare.size for spare in self._spares], self._wanted, self._allowed()):
             case Make(size_bytes=size):
@@ -210,7 +210,7 @@ class Ready:
 
     async def _shed(self, spare: Spare) -> None:
         self._spares.remove(spare)
-        await self._devices.unpin(spare.slab)
+        await self._devices.host.unpin(spare.slab)
         os.close(spare.fd)
         await asyncio.to_thread(spare.path.unlink)
 

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from pool.blocks import Groups
 from pool.device import Resident
 from pool.devices import Devices
 from pool.manifest import Manifest
@@ -27,8 +28,10 @@ class References:
         self._host[weight_set] += 1
         return manifest
 
-    async def hold_on(self, manifest: Manifest, device: str, *, beside: tuple[str, ...] = ()) -> Resident:
-        resident = await self._devices.hold(manifest, device, beside=beside)
+    async def hold_on(
+        self, manifest: Manifest, device: str, *, beside: tuple[str, ...] = (), neighbours: Groups = ()
+    ) -> Resident:
+        resident = await self._devices.hold(manifest, device, beside=beside, neighbours=neighbours)
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
         return resident
 

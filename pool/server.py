@@ -85,7 +85,7 @@ class Server:
         for manifest in sound:
             self.residency.add(manifest)
             if any(origin.form for origin in manifest.origins):
-                self.devices.prepare(manifest)
+                self.devices.host.prepare(manifest)
         log.info("adopted", extra={"sets": [manifest.weight_set for manifest in sound], "leftovers_removed": removed})
         if self.residency.used_bytes > self.residency.budget_bytes:
             log.warning("over_budget", extra={"used": self.residency.used_bytes, "budget": self.residency.budget_bytes})
@@ -202,7 +202,7 @@ class Server:
                 pledge.digests.progress.cancel()
                 await asyncio.wait([sealing])
                 raise
-            self.devices.prepare(manifest)
+            self.devices.host.prepare(manifest)
             log.info("deposited", extra=msgspec.structs.asdict(staged))
             await send(channel, staged)
         finally:
@@ -238,10 +238,10 @@ class Server:
         resident = self.residency.sets[weight_set]
         grave = self.arena.bury(weight_set)
         self.residency.remove(weight_set)
-        slabs = self.devices.forget(weight_set)
+        slabs = self.devices.host.forget(weight_set)
         if resident.bad:  # its memory may be what is bad
             for slab in slabs.values():
-                await self.devices.unpin(slab)
+                await self.devices.host.unpin(slab)
         else:
             await self.ready.recycle(grave, resident.manifest, slabs)
         await asyncio.to_thread(shutil.rmtree, grave)

@@ -153,7 +153,7 @@ class Stagings:
             if known is not None:
                 await self.devices.replaced(manifest.weight_set)
             there = {number: spare.slab for number, spare in draft.spares.items() if spare.slab is not None}
-            self.devices.brought(manifest.weight_set, there)
+            self.devices.host.brought(manifest.weight_set, there)
             draft.spares = {}
             self.residency.add(manifest)
             return manifest

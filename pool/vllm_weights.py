@@ -10,6 +10,7 @@ import torch
 from cuda.bindings import driver
 from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_and_release
 
+from pool.blocks import neighbours
 from pool.client import PoolRefused
 from pool.cuda import access, checked, imported, map_at
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
@@ -42,6 +43,9 @@ class VllmWeights:
         """What no checkpoint holds, such as tables of rotations: a load leaves it as it is, so it must be there before."""
         self._own = True
         self._attachment: DeviceAttachment | None = None
+        self._neighbours = neighbours([(span.address, span.size) for span in self._native.shared])
+        self._mapped: list[tuple[Span, Any]] = []
+        """The pool's memory: where, and its handle. vLLM knows nothing of it: for vLLM its own is asleep."""
         self._loose: str | None = None
         """Whose private tensors lie in this engine's memory."""
 
@@ -114,26 +118,27 @@ class VllmWeights:
         """Map a set, read-only; `meanwhile` runs while its bytes travel. Raises LayoutDiffers, PoolRefused, OSError."""
         assert not self._own
         assert self._attachment is None
-        mapped: list[Any] = []
 
         def map_them(attached: Attached, fds: list[int]) -> None:
             compare(self._native, attached)
-            for data, fd in zip(self._shared, fds, strict=False):
+            spans = [self._native.span_of(group) for group in attached.blocks]
+            for span, fd in zip(spans, fds, strict=False):
                 handle = imported(fd)
                 try:
-                    map_at(data.handle[2], data.handle[1], handle, self._rights)
+                    map_at(span.address, span.size, handle, self._rights)
                 except OSError:
                     driver.cuMemRelease(handle)
                     raise
-                _remember(data, int(handle))
-                mapped.append(data)
+                self._mapped.append((span, handle))
             meanwhile()
 
         try:
-            self._attachment = attach_device(pool_socket, weight_set, device, map_them, beside=beside)
+            self._attachment = attach_device(
+                pool_socket, weight_set, device, map_them, beside=beside, neighbours=self._neighbours
+            )
             self._copy_private(self._attachment)
         except BaseException:
-            self._unmap(mapped)
+            self._unmap()
             if self._attachment is not None:
                 self._attachment.close()
                 self._attachment = None
@@ -158,7 +163,7 @@ class VllmWeights:
         except (
             BaseException
         ):  # also for want of memory on the way to private tensors: one model's beside another's must not stay
-            self._unmap(self._shared)
+            self._unmap()
             self._attachment.close()
             self._attachment = None
             raise
@@ -170,14 +175,23 @@ class VllmWeights:
         if self._attachment is None:
             return None
         torch.cuda.synchronize()
-        self._unmap(self._shared)
+        self._unmap()
         attachment, self._attachment = self._attachment, None
         return attachment.release()
 
-    def _unmap(self, mapped: list[Any]) -> None:
-        for data in mapped:
-            unmap_and_release(data.handle)
-            self._neutralise(data)
+    def _unmap(self) -> None:
+        """Raises CudaError for the first that did not go; the others went."""
+        mapped, self._mapped = self._mapped, []
+        answers = [
+            (call, answer)
+            for span, handle in mapped
+            for call, answer in (
+                ("cuMemUnmap", driver.cuMemUnmap(span.address, span.size)),
+                ("cuMemRelease", driver.cuMemRelease(handle)),
+            )
+        ]
+        for call, answer in answers:
+            checked(call, answer)
 
     def _copy_private(self, attachment: DeviceAttachment) -> None:
         """Tensors that share a segment with scratch lie in memory of our own: bring them there, unless they are there."""

@@ -175,6 +175,7 @@ def descriptors_of_blocks() -> int:
 
 @pytest.mark.parametrize("in_place", [False, True])
 async def test_a_copy_that_fails_leaves_no_descriptor_of_its_memory(room: Room, in_place: bool) -> None:
+    others = descriptors_of_blocks()  # other tests' of this process
     first, second = await two_sets(room)
     old = await room.attach(first) if in_place else None
     room.gpu.failing = True
@@ -183,7 +184,7 @@ async def test_a_copy_that_fails_leaves_no_descriptor_of_its_memory(room: Room, 
     await until(lambda: not room.gpu.blocks)
     if old is not None:
         old.close_fds()
-    await until(lambda: not descriptors_of_blocks())
+    await until(lambda: descriptors_of_blocks() == others)
     room.gpu.failing = False
     await asyncio.to_thread((await room.attach(second)).release)
 

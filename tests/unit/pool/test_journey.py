@@ -37,7 +37,7 @@ def sent(
         route.stop.set()
     journey = Journey(target, (Route(None, 0.5), route))
     block = target.create(SIZE, journey.writers)
-    journey.send(block, Slab(ctypes.addressof(source), SIZE))
+    journey.send(block, 0, Slab(ctypes.addressof(source), SIZE))
     return journey, block
 
 
@@ -131,9 +131,9 @@ def test_what_a_stopped_helper_has_left_goes_while_memory_for_the_rest_is_made(p
     journey = Journey(target, (Route(None, 0.5), route))
     target.total_bytes = 1 << 30
     first, second = target.create(SIZE, journey.writers), target.create(SIZE, journey.writers)
-    journey.send(first, Slab(ctypes.addressof(source), SIZE))
+    journey.send(first, 0, Slab(ctypes.addressof(source), SIZE))
     route.stop.set()
-    journey.send(second, Slab(ctypes.addressof(source), SIZE))
+    journey.send(second, 0, Slab(ctypes.addressof(source), SIZE))
     assert target.queued_bytes >= SIZE, "nothing of the second segment waits for a helper that sends no more"
     shards = journey.arrive(time.monotonic())
     assert sum(shard.copied_bytes for shard in shards) == 2 * SIZE
@@ -193,7 +193,7 @@ def test_an_abandoned_copy_sends_nothing_but_what_is_on_its_way(pair, source) ->
     route = Route(helper, 0.5)
     journey = Journey(target, (Route(None, 0.5), route))
     block = target.create(SIZE, journey.writers)
-    journey.send(block, Slab(ctypes.addressof(source), SIZE))
+    journey.send(block, 0, Slab(ctypes.addressof(source), SIZE))
     wait_for(lambda: helper.taken == 1)
     leaving = threading.Thread(target=journey.abandon)
     leaving.start()
@@ -215,7 +215,7 @@ def test_a_helper_that_hangs_ends_the_fill_and_keeps_the_memory_that_it_may_stil
     slabs.parts[0].register(target)
     monkeypatch.setattr(target, "wait", lambda: wait_for(lambda: helper.taken == 1))
     with pytest.raises(InFlight, match=r"GPU-helper has sent nothing for 0\.1 s, 0 bytes before"):
-        fill.fill(target, slabs, lambda made: None, (Route(None, 0.5), Route(helper, 0.5)))
+        fill.fill(target, slabs, ((0,),), lambda made: None, (Route(None, 0.5), Route(helper, 0.5)))
     (block,) = target.blocks.values()
     helper.ring_gate.set()
     wait_for(lambda: not helper.rings)

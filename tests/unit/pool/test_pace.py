@@ -63,7 +63,7 @@ def test_pieces_of_a_journey_are_paced_and_all_arrive() -> None:
     gpu = FakeGpu()
     journey = Journey(gpu, (), pace)
     block = gpu.create(size)
-    journey.send(block, Slab(ctypes.addressof(source), size))
+    journey.send(block, 0, Slab(ctypes.addressof(source), size))
     journey.arrive(0.0)
     assert clock.now - 100 == pytest.approx(2.0), "three pieces of 32 MiB, the first at once"
     assert ctypes.string_at(block.address, size) == source.raw
@@ -80,7 +80,7 @@ def test_a_share_at_which_nothing_would_move_is_refused(share: str, capsys: pyte
 async def test_neighbours_are_all_who_have_weights_there_and_nobody_else() -> None:
     lane, loop = Lane(FakeGpu()), asyncio.get_running_loop()
     device = Device(lane, 1 << 30)
-    resident = Resident("ws_a", loop.create_future(), loop.create_future(), holders=1)
+    resident = Resident("ws_a", loop.create_future(), loop.create_future(), (), holders=1)
     device.residents["ws_a"] = resident
     assert (device.serves_others("ws_a"), device.serves_others("ws_b")) == (False, True)
     resident.holders = 0

@@ -1,0 +1,55 @@
+"""Segments that share an allocation: those that lie side by side, and not too many."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pool.blocks import MOST_BYTES, cut, fits, neighbours
+
+GIB = 1 << 30
+
+
+def test_neighbours_are_found_by_address_whatever_their_numbers() -> None:
+    assert neighbours([(100, 10), (80, 20), (0, 5), (110, 1), (6, 4)]) == ((2,), (4,), (1, 0, 3))
+    assert neighbours([]) == ()
+
+
+def test_a_group_is_cut_where_it_grows_too_large_and_a_large_segment_stays_whole() -> None:
+    assert cut(((0, 1, 2, 3),), [GIB // 2, GIB // 2, 3 * GIB, 1]) == ((0, 1), (2,), (3,))
+    assert cut((), [GIB, 1]) == ((0,), (1,))
+
+
+@pytest.mark.parametrize("wrong", [((0,),), ((0, 1), (1,)), ((0, 2),), ((0, 1), (2,))])
+def test_every_segment_is_wanted_once(wrong: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="each of 2 segments once"):
+        cut(wrong, [1, 1])
+
+
+def test_an_engine_maps_what_was_made_for_another_if_its_own_lie_like_that() -> None:
+    assert fits(((0, 1), (2,)), ((0, 1, 2),))
+    assert fits(((0,), (1,), (2,)), ((2, 0, 1),))
+    assert not fits(((0, 1), (2,)), ((0,), (1, 2)))
+    assert not fits(((0, 2),), ((0, 1, 2),))
+    assert fits(((0, 1), (2,)), ()), "it maps nothing"
+
+
+@given(st.lists(st.tuples(st.integers(1, 3 * GIB), st.booleans()), min_size=1, max_size=30), st.randoms())
+def test_what_is_cut_for_an_engine_fits_it(segments: list[tuple[int, bool]], random: object) -> None:
+    sizes, places, at = [size for size, _ in segments], [], 0
+    for size, gap in segments:
+        at += 4096 * gap
+        places.append((at, size))
+        at += size
+    order = list(range(len(sizes)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    places, sizes = [places[number] for number in order], [sizes[number] for number in order]
+    groups = neighbours(places)
+    made = cut(groups, sizes)
+    assert fits(made, groups)
+    assert sorted(number for group in made for number in group) == list(range(len(sizes)))
+    for group in made:
+        assert len(group) == 1 or sum(sizes[number] for number in group) <= MOST_BYTES
+        for number, after in itertools.pairwise(group):
+            assert places[number][0] + sizes[number] == places[after][0]
