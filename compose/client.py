@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,8 @@ from compose.login import ADMIN_TOKEN
 from compose.refusal import ApiRefused, EnvironmentRefusal
 
 TIMEOUT_S: Final = 30.0
+IDLE_S: Final = 10.0
+"""A connection that was not used for so long is opened anew: servers, and what lies between, end idle ones without a word."""
 
 
 class Client:
@@ -27,6 +30,7 @@ class Client:
         kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
         self.url = url.rstrip("/")
         self._connection = kind(host, port, timeout=timeout_s)
+        self._used_at = 0.0
         self._token = token
 
     @staticmethod
@@ -75,10 +79,13 @@ class Client:
         target = "/" + "/".join(quote(part, safe="") for part in path) + (f"?{urlencode(query)}" if query else "")
         content = msgspec.json.encode(body) if body is not None else b""
         sent = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **(headers or {})}
+        if time.monotonic() - self._used_at > IDLE_S:
+            self._connection.close()
         try:
             self._connection.request(method, target, content, sent)
             response = self._connection.getresponse()
             answer = response.read()
+            self._used_at = time.monotonic()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise EnvironmentRefusal(

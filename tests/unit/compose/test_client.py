@@ -1,10 +1,13 @@
 """The CLI's HTTP client: what it makes of answers, and of none."""
 
+import http.server
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from compose.client import Client, refused
+from compose.client import IDLE_S, Client, refused
 from compose.refusal import EnvironmentRefusal
 from controlplane.plane import Plane
 
@@ -52,3 +55,32 @@ def test_a_token_that_no_header_takes_is_refused_before_it_is_sent(token: str) -
     with pytest.raises(EnvironmentRefusal, match="token") as refused:
         Client("http://127.0.0.1:1", token)
     assert refused.value.code == "token"
+
+
+class Closing(http.server.BaseHTTPRequestHandler):
+    """Answers once a connection and then ends it without a word, as a server does with one that is idle for long."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_connection_that_was_idle_for_long_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        client = Client(f"http://127.0.0.1:{server.server_address[1]}", "eh_a_b")
+        now = [0.0]
+        monkeypatch.setattr("compose.client.time", SimpleNamespace(monotonic=lambda: now[0]))
+        assert client.get("readyz") == {}
+        now[0] += IDLE_S + 1
+        assert client.get("readyz") == {}
+        client.close()
+        server.shutdown()
