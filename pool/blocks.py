@@ -6,7 +6,7 @@ segments one by one take 325 ms, the bytes that fill them 275 (H200, PCIe 5).
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 Groups = tuple[tuple[int, ...], ...]
 """Numbers of segments, each group in the order in which its segments lie in memory, without gaps."""
@@ -37,6 +37,30 @@ def cut(groups: Groups, sizes: Sequence[int]) -> Groups:
     groups = groups or tuple((number,) for number in range(len(sizes)))
     if sorted(number for group in groups for number in group) != list(range(len(sizes))):
         raise ValueError(f"neighbours must name each of {len(sizes)} segments once")
+    return _none_too_large(groups, sizes)
+
+
+def fitting(made: Groups, groups: Groups) -> tuple[int, ...]:
+    """Which of the allocations that were made for one engine another can map, with such neighbours. None given: it maps
+    nothing, so all are fine."""
+    if not groups:
+        return tuple(range(len(made)))
+    follows = {number: after for group in groups for number, after in itertools.pairwise(group)}
+    return tuple(
+        which for which, group in enumerate(made) if all(follows.get(one) == after for one, after in itertools.pairwise(group))
+    )
+
+
+def others(groups: Groups, sizes: Sequence[int], there: Collection[int]) -> Groups:
+    """The allocations to make for an engine that has some of its segments already."""
+    rest: list[tuple[int, ...]] = []
+    for group in groups:
+        runs = itertools.groupby(group, key=lambda number: number in there)
+        rest += [tuple(run) for had, run in runs if not had]
+    return _none_too_large(tuple(rest), sizes)
+
+
+def _none_too_large(groups: Groups, sizes: Sequence[int]) -> Groups:
     made: list[list[int]] = []
     for group in groups:
         made.append([])
@@ -48,11 +72,3 @@ def cut(groups: Groups, sizes: Sequence[int]) -> Groups:
             made[-1].append(number)
             room -= sizes[number]
     return tuple(tuple(group) for group in made)
-
-
-def fits(made: Groups, groups: Groups) -> bool:
-    """Whether an engine with such neighbours can map allocations that were made for another one. None given: it maps none."""
-    if not groups:
-        return True
-    follows = {number: after for group in groups for number, after in itertools.pairwise(group)}
-    return all(follows.get(number) == after for group in made for number, after in itertools.pairwise(group))

@@ -19,10 +19,21 @@ class Resident:
     weight_set: str
     exported: asyncio.Future[OnDevice]
     filled: asyncio.Future[Filled]
-    blocks: Groups
-    """What its memory there is made of."""
+    made: Groups
+    """The segments in each block of its own memory there."""
     holders: int = 0
     size_bytes: int = 0
+    """Of its own memory."""
+    base: "Resident | None" = None
+    """The other one, of the same set, whose memory it shares: this one has what an engine can't map of that."""
+    shared: tuple[int, ...] = ()
+    """Which of that one's blocks."""
+
+    @property
+    def blocks(self) -> Groups:
+        """All that an engine maps, those of `base` first."""
+        lent = self.base.made if self.base is not None else ()
+        return (*(lent[which] for which in self.shared), *self.made)
 
 
 @dataclass
@@ -32,8 +43,8 @@ class Device:
     making: Making = field(default_factory=Making)
     residents: dict[str, Resident] = field(default_factory=dict)
     former: set[Resident] = field(default_factory=set)
-    """Copies for those who have them, and for nobody else: of a set that was found corrupt and has been brought anew, or in
-    blocks that others can't map."""
+    """For those who have them, and for nobody else: copies of a set that was found corrupt and has been brought anew, and what
+    an engine whose segments lie otherwise has beside `Resident.base`."""
     left: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Sets, and their bytes, of a daemon before this one: how many engines map them."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from pool.arena import Arena
-from pool.blocks import Groups, cut, fits
+from pool.blocks import Groups, cut, fitting, others
 from pool.described import DeviceState
 from pool.device import Device, Resident
 from pool.fill import OnDevice, fill, free, refill
@@ -43,6 +43,8 @@ class Devices:
         self._way, self._topology, self._share = way, topology, share
         self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
+        self._habits: dict[str, Groups] = {}
+        """How the segments of a layout lie in the engine that last mapped it: the next one's lie so, too, as a rule."""
         self.host = HostSide(arena, next((device.lane for device in self._devices.values()), None))
 
     def __bool__(self) -> bool:
@@ -65,7 +67,8 @@ class Devices:
     async def hold(self, manifest: Manifest, uuid: str, *, beside: tuple[str, ...] = (), neighbours: Groups = ()) -> Resident:
         """One more reference. The set travels if it is not there. To be released, also when this or its futures fail.
 
-        beside: devices that are filled at the same time and therefore don't help. neighbours: as the engine's addresses lie.
+        beside: devices that are filled at the same time and therefore don't help. neighbours: as the engine's addresses lie;
+        none: it maps nothing now, and as in the engine before is a good guess.
         Raises Refused (`unknown_device`, `bad_layout`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`)
         and OSError.
         """
@@ -73,16 +76,16 @@ class Devices:
         slabs = await self.host.mapped(manifest)
         sizes = [part.size for part in slabs.parts]
         try:
-            blocks = cut(neighbours, sizes)
+            blocks = cut(neighbours or self._habits.get(manifest.layout_digest, ()), sizes)
         except ValueError as error:
             raise Refused("bad_layout", f"{manifest.weight_set}: {error}") from None
+        if neighbours:
+            self._habits[manifest.layout_digest] = neighbours
         resident = device.residents.get(manifest.weight_set)
         if resident is None or (resident.filled.done() and resident.filled.exception() is not None):
             resident = device.residents[manifest.weight_set] = self._send(device, slabs, blocks, beside=beside)
-        elif not fits(resident.blocks, neighbours):
-            log.warning("second_copy", extra={"weight_set": manifest.weight_set, "device": uuid, "bytes": slabs.size_bytes})
-            resident = self._send(device, slabs, blocks, beside=beside)
-            device.former.add(resident)
+        elif len(shared := fitting(resident.made, neighbours)) < len(resident.made):
+            resident = self._send_rest(device, slabs, resident, shared, neighbours)
         resident.holders += 1
         return resident
 
@@ -97,8 +100,19 @@ class Devices:
             raise Refused("not_in_place", f"{manifest.weight_set} can't take the memory of {old.weight_set} on {uuid}: {why}")
         device.leave(old)
         old.holders = 0
-        resident = device.residents[manifest.weight_set] = self._send(device, slabs, old.blocks, old.exported.result())
+        resident = device.residents[manifest.weight_set] = self._send(device, slabs, old.made, old.exported.result())
         resident.holders = 1
+        return resident
+
+    def _send_rest(self, device: Device, slabs: Slabs, base: Resident, shared: tuple[int, ...], neighbours: Groups) -> Resident:
+        """What an engine can't map of the memory that others have, for it alone; of the rest there is one copy."""
+        there = {number for which in shared for number in base.made[which]}
+        resident = self._send(device, slabs, others(neighbours, [part.size for part in slabs.parts], there))
+        if shared:
+            resident.base, resident.shared = base, shared
+            base.holders += 1
+        device.former.add(resident)
+        log.info("partly_shared", extra={"weight_set": base.weight_set, "own_bytes": resident.size_bytes})
         return resident
 
     def _send(
@@ -109,6 +123,7 @@ class Devices:
         exported: asyncio.Future[OnDevice] = loop.create_future()
         filled: asyncio.Future[Filled] = loop.create_future()
         asked = time.monotonic()
+        size = slabs.bytes_of(blocks)
         if made is not None:
             exported.set_result(made)
 
@@ -120,7 +135,7 @@ class Devices:
 
         def work() -> Filled:
             pace = pace_beside(device.lane.gpu, self._share, rate) if neighbours else FREE
-            with self._routes.chosen(device.lane.gpu, slabs.size_bytes, beside=beside) as routes:
+            with self._routes.chosen(device.lane.gpu, size, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes, pace=pace)
                 return fill(device.lane.gpu, slabs, blocks, tell, routes, making=device.making, pace=pace)
@@ -135,7 +150,7 @@ class Devices:
                     "filled",
                     extra={
                         "set": slabs.weight_set, "device": device.lane.gpu.uuid, "ms": result.took_ms, "waited_s": waited,
-                        "links": shards, "made_ms": result.made_ms, "made_ahead": result.made_ahead,
+                        "links": shards, "blocks": len(blocks), "made_ms": result.made_ms, "made_ahead": result.made_ahead,
                     },
                 )  # fmt: skip
                 filled.set_result(result)
@@ -150,7 +165,7 @@ class Devices:
 
         self._way.enter()
         device.lane.submit(Turn.NOW, work).add_done_callback(settle)
-        return Resident(slabs.weight_set, exported, filled, blocks, size_bytes=slabs.size_bytes)
+        return Resident(slabs.weight_set, exported, filled, blocks, size_bytes=size)
 
     async def release(self, weight_set: str, uuid: str, resident: Resident) -> Released:
         """One reference less; answers once the memory of the last one is free."""
@@ -163,6 +178,9 @@ class Devices:
             if not resident.holders and device.leave(resident):  # nobody has come meanwhile
                 made = resident.exported.result()
                 freed = await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
+            if not resident.holders and (base := resident.base) is not None:
+                resident.base = None
+                freed += (await self.release(weight_set, uuid, base)).freed_bytes
         return Released(freed_bytes=freed, took_ms=(time.monotonic() - begun) * 1000)
 
     def left(self, manifest: Manifest, uuid: str, change: int) -> None:

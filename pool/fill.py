@@ -43,7 +43,7 @@ def plan(gpu: Gpu, slabs: Slabs, blocks: Groups) -> tuple[Step, ...]:
     if odd:
         unit = gpu.granularity
         raise Refused("bad_layout", f"{slabs.weight_set} has a segment of {odd[0]} bytes; {gpu.uuid} maps multiples of {unit}")
-    need, have = slabs.size_bytes, max(gpu.free_bytes() - RESERVE_BYTES, 0)
+    need, have = slabs.bytes_of(blocks), max(gpu.free_bytes() - RESERVE_BYTES, 0)
     if need > have:
         raise full(slabs.weight_set, gpu, need, have)
     parts = [[slabs.parts[number] for number in group] for group in blocks]
@@ -90,7 +90,7 @@ def fill(
 ) -> Filled:
     """Create, copy, export. `exported` is called when all descriptors are there and bytes still travel.
 
-    groups: the segments of each block that is made, see `pool.blocks`.
+    groups: the segments of each block that is made, see `pool.blocks`; of a part of the set they may be.
     routes: the device's own link first; none: that alone. making: what making memory takes there. Raises Refused
     (`device_full`), OSError; the device is then as it was before, and descriptors that `exported` was given are the caller's
     to close: another thread may be handing them out.
@@ -137,9 +137,9 @@ def fill(
     except BaseException as error:
         _undo(journey, OnDevice(list(blocks.values()), list(fds.values())))
         if isinstance(error, NoDeviceMemory):
-            raise full(slabs.weight_set, gpu, slabs.size_bytes, gpu.free_bytes()) from error
+            raise full(slabs.weight_set, gpu, slabs.bytes_of(groups), gpu.free_bytes()) from error
         raise
-    return msgspec.structs.replace(_filled(slabs, shards, begun), made_ms=made_s * 1000, made_ahead=early)
+    return msgspec.structs.replace(_filled(slabs.bytes_of(groups), shards, begun), made_ms=made_s * 1000, made_ahead=early)
 
 
 def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (), *, pace: Pace = FREE) -> Filled:
@@ -164,7 +164,7 @@ def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (),
     except BaseException:
         _undo(journey, OnDevice(made.blocks, []))
         raise
-    return _filled(slabs, shards, begun)
+    return _filled(slabs.bytes_of(made.groups), shards, begun)
 
 
 def _placed(slabs: Slabs, group: tuple[int, ...]) -> Iterator[tuple[int, Slab]]:
@@ -175,9 +175,8 @@ def _placed(slabs: Slabs, group: tuple[int, ...]) -> Iterator[tuple[int, Slab]]:
         at += slabs.parts[number].size
 
 
-def _filled(slabs: Slabs, shards: tuple[Shard, ...], begun: float) -> Filled:
+def _filled(moved: int, shards: tuple[Shard, ...], begun: float) -> Filled:
     seconds = time.monotonic() - begun
-    moved = slabs.size_bytes
     path = "links" if len(shards) > 1 else "host"
     return Filled(copied_bytes=moved, took_ms=seconds * 1000, bytes_per_s=moved / seconds, path=path, shards=shards)
 

@@ -50,12 +50,17 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
 async def _send_device(
     channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident, arena: Arena
 ) -> Filled:
-    made = await asyncio.shield(resident.exported)
-    if resident.filled.done():  # it may have failed since
-        resident.filled.result()
+    theirs = [] if resident.base is None else [resident.base]
+    made = [await asyncio.shield(one.exported) for one in (*theirs, resident)]
+    for one in (*theirs, resident):
+        if one.filled.done():  # it may have failed since
+            one.filled.result()
     count = len(manifest.segments) - manifest.host_segments
     fds = arena.open(manifest)
     close_all(fds[:count])
-    copies = [] if attached.in_place else [os.dup(fd) for fd in made.fds]  # those are closed when the copy fails
+    lent = [made[0].fds[which] for which in resident.shared]
+    copies = [] if attached.in_place else [os.dup(fd) for fd in (*lent, *made[-1].fds)]  # theirs are closed when a copy fails
     await hand_over(channel, attached, [*copies, *fds[count:]])
+    for one in theirs:
+        await asyncio.shield(one.filled)
     return await asyncio.shield(resident.filled)

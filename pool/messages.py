@@ -41,7 +41,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """UUIDs of devices that are filled for the same engine at the same time, a gang's: their links are not asked for help."""
     neighbours: tuple[tuple[int, ...], ...] = ()
     """Segments that lie side by side where they will be mapped, by number and in order: one descriptor may cover several of
-    them. None: whatever is there, see `Attached.blocks`; if nothing is, one a segment."""
+    them. None: this connection maps nothing, or whatever `Attached.blocks` says."""
     left_on: str | None = None
     """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
 

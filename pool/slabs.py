@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pool.gpu import Gpu
@@ -77,6 +77,9 @@ class Slabs:
     @property
     def size_bytes(self) -> int:
         return sum(part.size for part in self.parts)
+
+    def bytes_of(self, groups: Iterable[Iterable[int]]) -> int:
+        return sum(self.parts[number].size for group in groups for number in group)
 
     @property
     def registered_bytes(self) -> int:

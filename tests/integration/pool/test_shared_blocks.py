@@ -1,15 +1,19 @@
 """Segments that lie side by side in an engine share one allocation; engines whose segments lie otherwise get their own."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from pool.client import PoolRefused
-from pool.devicelink import DeviceAttachment, attach_device, exchange
+from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
+from pool.fill import RESERVE_BYTES
+from pool.messages import Tensor
 from tests.fakegpu import MIB, FakeGpu, read
 from tests.integration.pool.test_devices import SHARED, Room, opened, two_sets
+from tests.poolroom import until
 
 WHOLE = SHARED + 2 * MIB
 
@@ -62,17 +66,90 @@ async def test_what_was_brought_for_nobodys_addresses_fits_all(side: Room) -> No
         await asyncio.to_thread(one.release)
 
 
-async def test_an_engine_whose_segments_lie_otherwise_has_a_copy_of_its_own(side: Room) -> None:
+async def test_what_is_brought_ahead_of_an_engine_lies_as_in_the_one_before(side: Room) -> None:
     weight_set = await side.deposit()
+    await asyncio.to_thread((await attach(side, weight_set, (0, 1))).release)
+    ahead = await attach(side, weight_set)
+    assert ahead.attached.blocks == ((0, 1),)
+    engine = await attach(side, weight_set, (0, 1))
+    assert engine.filled is not None and engine.filled.path == "resident"
+    for one in (ahead, engine):
+        await asyncio.to_thread(one.release)
+    assert side.gpu.blocks == {}
+
+
+async def test_an_engine_whose_segments_lie_otherwise_shares_what_it_can_map_and_has_the_rest_for_itself(side: Room) -> None:
+    weight_set = await side.deposit()
+    first = await attach(side, weight_set, (0,), (1,))
+    whole = await attach(side, weight_set, (0, 1))
+    assert whole.filled is not None and whole.filled.path == "resident", "each of its segments can be mapped alone"
+    for one in (first, whole):
+        await asyncio.to_thread(one.release)
     first = await attach(side, weight_set, (0, 1))
     other = await attach(side, weight_set, (1, 0))
-    assert (other.attached.blocks, other.filled and other.filled.copied_bytes) == (((1, 0),), WHOLE)
+    assert other.filled is not None
+    assert (other.attached.blocks, other.filled.copied_bytes) == (((1, 0),), WHOLE), "there is nothing that it can share"
     assert (await side.described()).devices[0].resident_bytes == 2 * WHOLE, "both are told"
     again = await attach(side, weight_set, (0, 1))
     assert again.filled is not None and again.filled.path == "resident"
     for one in (other, first, again):
         await asyncio.to_thread(one.release)
     assert side.gpu.blocks == {}
+
+
+async def three(room: Room) -> str:
+    """A set of three segments on the device, each full of its own number."""
+    sizes = (2 * MIB, 4 * MIB, 6 * MIB)
+    tensors = tuple(
+        Tensor(name=f"t{number}", dtype="U8", shape=(size,), segment=number, offset=0, size_bytes=size)
+        for number, size in enumerate(sizes)
+    )
+    request = room.request(segments=sizes, host_segments=0, tensors=tensors, form="three")
+
+    def write(fds: list[int]) -> None:
+        for number, (fd, size) in enumerate(zip(fds, sizes, strict=True)):
+            os.pwrite(fd, bytes([number + 1]) * size, 0)
+
+    return (await asyncio.to_thread(deposit, room.socket, request, write)).weight_set
+
+
+async def test_of_what_two_engines_can_map_there_is_one_copy_until_both_have_gone(side: Room) -> None:
+    weight_set = await three(side)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    second = await attach(side, weight_set, (1, 2), (0,))
+    assert second.filled is not None
+    assert second.attached.blocks == ((2,), (1,), (0,))
+    assert second.filled.copied_bytes == 6 * MIB, "the third segment is shared"
+    assert [read(fd, 0, 16) for fd in second.fds] == [bytes([number]) * 16 for number in (3, 2, 1)]
+    assert (await side.described()).devices[0].resident_bytes == 18 * MIB
+    released = await asyncio.to_thread(first.release)
+    assert released is not None and released.freed_bytes == 0, "the second has a part of it"
+    released = await asyncio.to_thread(second.release)
+    assert released is not None and released.freed_bytes == 18 * MIB
+    assert side.gpu.blocks == {}
+
+
+async def test_an_engine_that_dies_gives_up_its_part_and_what_it_shared(side: Room) -> None:
+    weight_set = await three(side)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    second = await attach(side, weight_set, (1, 2), (0,))
+    second.channel.close()
+    second.close()
+    await until(lambda: len(side.gpu.blocks) == 2)
+    released = await asyncio.to_thread(first.release)
+    assert released is not None and released.freed_bytes == 12 * MIB
+    assert side.gpu.blocks == {}
+
+
+async def test_a_part_for_which_there_is_no_room_is_refused_and_shares_nothing(side: Room) -> None:
+    weight_set = await three(side)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    side.gpu.foreign_bytes = side.gpu.free_bytes() - RESERVE_BYTES - MIB
+    with pytest.raises(PoolRefused, match="needs 6291456 bytes") as refused:
+        await attach(side, weight_set, (1, 2), (0,))
+    assert refused.value.code == "device_full"
+    released = await asyncio.to_thread(first.release)
+    assert released is not None and released.freed_bytes == 12 * MIB
 
 
 async def test_a_switch_takes_the_place_of_the_blocks_that_are_there(side: Room) -> None:

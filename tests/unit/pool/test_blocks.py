@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.blocks import MOST_BYTES, cut, fits, neighbours
+from pool.blocks import MOST_BYTES, cut, fitting, neighbours, others
 
 GIB = 1 << 30
 
@@ -27,12 +27,17 @@ def test_every_segment_is_wanted_once(wrong: tuple[tuple[int, ...], ...]) -> Non
         cut(wrong, [1, 1])
 
 
-def test_an_engine_maps_what_was_made_for_another_if_its_own_lie_like_that() -> None:
-    assert fits(((0, 1), (2,)), ((0, 1, 2),))
-    assert fits(((0,), (1,), (2,)), ((2, 0, 1),))
-    assert not fits(((0, 1), (2,)), ((0,), (1, 2)))
-    assert not fits(((0, 2),), ((0, 1, 2),))
-    assert fits(((0, 1), (2,)), ()), "it maps nothing"
+def test_an_engine_maps_what_was_made_for_another_as_far_as_its_own_lie_like_that() -> None:
+    made = ((0, 1), (2,), (4, 3))
+    assert fitting(made, ((0, 1, 2), (4, 3))) == (0, 1, 2)
+    assert fitting(made, ((0,), (1, 2), (4, 3))) == (1, 2)
+    assert fitting(made, ((3, 4), (2, 0, 1))) == (0, 1)
+    assert fitting(made, ()) == (0, 1, 2), "it maps nothing"
+
+
+def test_what_an_engine_can_not_share_is_made_for_it_side_by_side_where_it_can_be() -> None:
+    assert others(((0, 1, 2, 3), (5, 4)), [1] * 6, {2, 5}) == ((0, 1), (3,), (4,))
+    assert others(((0, 1), (2,)), [GIB, 1, 1], ()) == ((0,), (1,), (2,))
 
 
 @given(st.lists(st.tuples(st.integers(1, 3 * GIB), st.booleans()), min_size=1, max_size=30), st.randoms())
@@ -47,7 +52,7 @@ def test_what_is_cut_for_an_engine_fits_it(segments: list[tuple[int, bool]], ran
     places, sizes = [places[number] for number in order], [sizes[number] for number in order]
     groups = neighbours(places)
     made = cut(groups, sizes)
-    assert fits(made, groups)
+    assert fitting(made, groups) == tuple(range(len(made)))
     assert sorted(number for group in made for number in group) == list(range(len(sizes)))
     for group in made:
         assert len(group) == 1 or sum(sizes[number] for number in group) <= MOST_BYTES
