@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.events import InstanceUp
 from controlplane.rungs import Rung
 from tests.gpu.onlookers import on
 from tests.plane import PlaneUnderTest, running
@@ -42,11 +43,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(sources: dict[str, Path], kv: str) -> str:
+    drafts = f', draft_model = "{sources["b"]}", num_speculative_tokens = 2'
     models = [
         f'[[model]]\nname = "{name}"\nsource = "{source}"\nengine = "vllm"\nshare = "1/2"\n'
         'idle = { sleep = "never", cold = "never" }\n'
-        f'arguments = {{ max_model_len = 256, kv_bytes = "{kv}", max_num_seqs = 8, prefix_caching = true }}\n'
-        for name, source in sources.items()
+        f'arguments = {{ max_model_len = 256, kv_bytes = "{kv}", max_num_seqs = 8, prefix_caching = true{more} }}\n'
+        for name, source, more in (*((name, source, "") for name, source in sources.items()), ("drafted", sources["a"], drafts))
     ]
     return '[node]\npool_bytes = "1GiB"\n\n' + "\n".join(models)
 
@@ -184,6 +186,20 @@ async def test_a_dead_worker_is_followed_by_one_that_takes_all_up(plane: PlaneUn
     await asleep(plane)
     assert await answered(plane, "a") == first
     assert plane.part((await plane.serving("a")).instance, "engine") == engine
+
+
+async def test_a_model_that_another_drafts_for_is_woken_with_it_and_by_its_side(plane: PlaneUnderTest) -> None:
+    first = {name: await answered(plane, name) for name in ("a", "drafted")}
+    assert {status for status, _ in first.values()} == {200}, first
+    instance = await plane.serving("drafted")
+    for _ in range(3):
+        assert plane.cli("sleep", "drafted").returncode == 0
+        assert await answered(plane, "drafted") == first["drafted"]
+    ups: list[InstanceUp] = [e.event for e in await plane.events("InstanceUp") if e.event.model == "drafted"]  # type: ignore[misc, union-attr]
+    assert {up.instance for up in ups} == {instance.instance}, "woken, not started again"
+    assert await answered(plane, "a") == first["a"]
+    plane.cli("stop", "drafted")
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "it is gone")
 
 
 async def test_at_the_end_the_device_is_as_it_was(plane: PlaneUnderTest, work: Path) -> None:
