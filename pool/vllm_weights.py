@@ -12,7 +12,7 @@ from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_an
 
 from pool.blocks import neighbours
 from pool.client import PoolRefused
-from pool.cuda import access, checked, imported, map_at
+from pool.cuda import CudaError, access, checked, imported, map_at
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.messages import Attached, Deposit, Filled, Released, Staged
 from pool.native import Native, Span, compare, native
@@ -69,7 +69,7 @@ class VllmWeights:
     @property
     def bytes_mapped(self) -> int:
         """Of the pool's memory."""
-        return self.shared_bytes if self._attachment is not None else 0
+        return sum(span.size for span, _ in self._mapped)
 
     # ---- own memory -----------------------------------------------------------------------------------------
 
@@ -182,16 +182,16 @@ class VllmWeights:
     def _unmap(self) -> None:
         """Raises CudaError for the first that did not go; the others went."""
         mapped, self._mapped = self._mapped, []
-        answers = [
-            (call, answer)
-            for span, handle in mapped
-            for call, answer in (
-                ("cuMemUnmap", driver.cuMemUnmap(span.address, span.size)),
-                ("cuMemRelease", driver.cuMemRelease(handle)),
-            )
-        ]
-        for call, answer in answers:
-            checked(call, answer)
+        failure: CudaError | None = None
+        for span, handle in mapped:
+            try:
+                checked("cuMemUnmap", driver.cuMemUnmap(span.address, span.size))
+                checked("cuMemRelease", driver.cuMemRelease(handle))
+            except CudaError as error:
+                self._mapped.append((span, handle))
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _copy_private(self, attachment: DeviceAttachment) -> None:
         """Tensors that share a segment with scratch lie in memory of our own: bring them there, unless they are there."""
