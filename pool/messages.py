@@ -148,11 +148,16 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """On a device: the segments that each descriptor covers, side by side in this order. None: one a segment."""
 
     @property
+    def covered(self) -> tuple[tuple[int, ...], ...]:
+        """The same, said also where a daemon did not: one of before this field made one a segment."""
+        return self.blocks or tuple((number,) for number in range(len(self.segments) - self.host_segments))
+
+    @property
     def descriptors(self) -> int:
         """How many follow."""
         if self.in_place:
             return self.host_segments
-        return len(self.blocks) + self.host_segments if self.blocks else len(self.segments)
+        return len(self.covered) + self.host_segments
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):

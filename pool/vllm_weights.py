@@ -121,7 +121,7 @@ class VllmWeights:
 
         def map_them(attached: Attached, fds: list[int]) -> None:
             compare(self._native, attached)
-            spans = [self._native.span_of(group) for group in attached.blocks]
+            spans = [self._native.span_of(group) for group in attached.covered]
             for span, fd in zip(spans, fds, strict=False):
                 handle = imported(fd)
                 try:

@@ -91,3 +91,13 @@ def test_more_tensors_than_ours_and_other_segments_are_refused() -> None:
         compare(own, attached(own, tensors=(*own.tensors, msgspec.structs.replace(own.tensors[0], name="extra"))))
     with pytest.raises(LayoutDiffers, match="segments are"):
         compare(own, attached(own, segments=(8 * MIB, 4096)))
+
+
+def test_a_daemon_that_says_nothing_of_blocks_has_made_one_a_segment() -> None:
+    of_before = Attached(weight_set="ws_1", segments=(MIB, MIB, MIB), tensors=(), host_segments=1, device="GPU-a")
+    assert (of_before.covered, of_before.descriptors) == (((0,), (1,)), 3)
+    in_blocks = msgspec.structs.replace(of_before, blocks=((1, 0),))
+    assert (in_blocks.covered, in_blocks.descriptors) == (((1, 0),), 2)
+    on_host = msgspec.structs.replace(of_before, device=None, host_segments=0)
+    assert on_host.descriptors == 3
+    assert msgspec.structs.replace(of_before, in_place=True).descriptors == 1
