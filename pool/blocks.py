@@ -29,13 +29,18 @@ def neighbours(places: Sequence[tuple[int, int]]) -> Groups:
     return tuple(tuple(group) for group in found)
 
 
-def cut(groups: Groups, sizes: Sequence[int]) -> Groups:
-    """The allocations to make for an engine with such neighbours. None given: one a segment, which fit all.
+def alone(count: int) -> Groups:
+    """One a segment: what fits all, and what engines expect that know of nothing else."""
+    return tuple((number,) for number in range(count))
 
-    Raises ValueError unless each of the segments is in just one group.
+
+def cut(groups: Groups, sizes: Sequence[int]) -> Groups:
+    """The allocations to make for an engine with such neighbours. None given: one a segment.
+
+    Raises ValueError unless each of the segments is in just one group, and something in each group.
     """
-    groups = groups or tuple((number,) for number in range(len(sizes)))
-    if sorted(number for group in groups for number in group) != list(range(len(sizes))):
+    groups = groups or alone(len(sizes))
+    if not all(groups) or sorted(number for group in groups for number in group) != list(range(len(sizes))):
         raise ValueError(f"neighbours must name each of {len(sizes)} segments once")
     return _none_too_large(groups, sizes)
 

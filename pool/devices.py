@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from pool.arena import Arena
-from pool.blocks import Groups, cut, fitting, others
+from pool.blocks import Groups, alone, cut, fitting, others
 from pool.described import DeviceState
 from pool.device import Device, Resident
 from pool.fill import OnDevice, fill, free, refill
@@ -64,17 +64,21 @@ class Devices:
         for slab in self.host.forget(weight_set).values():
             await self.host.unpin(slab)
 
-    async def hold(self, manifest: Manifest, uuid: str, *, beside: tuple[str, ...] = (), neighbours: Groups = ()) -> Resident:
+    async def hold(
+        self, manifest: Manifest, uuid: str, *, beside: tuple[str, ...] = (), neighbours: Groups | None = ()
+    ) -> Resident:
         """One more reference. The set travels if it is not there. To be released, also when this or its futures fail.
 
-        beside: devices that are filled at the same time and therefore don't help. neighbours: as the engine's addresses lie;
-        none: it maps nothing now, and as in the engine before is a good guess.
+        beside: devices that are filled at the same time and therefore don't help. neighbours: as in `Attach`; empty: it maps
+        nothing now, and as the engine before had them is a good guess.
         Raises Refused (`unknown_device`, `bad_layout`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`)
         and OSError.
         """
         device = self._device(uuid)
         slabs = await self.host.mapped(manifest)
         sizes = [part.size for part in slabs.parts]
+        if neighbours is None:
+            neighbours = alone(len(sizes))
         try:
             blocks = cut(neighbours or self._habits.get(manifest.layout_digest, ()), sizes)
         except ValueError as error:

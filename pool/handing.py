@@ -35,7 +35,6 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
     except Refused:
         await held.release(manifest.weight_set, None)
         raise
-    attached = msgspec.structs.replace(attached, blocks=resident.blocks)
     was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
     try:
         filled = await _send_device(channel, manifest, attached, resident, arena)
@@ -59,7 +58,9 @@ async def _send_device(
     fds = arena.open(manifest)
     close_all(fds[:count])
     lent = [made[0].fds[which] for which in resident.shared]
-    copies = [] if attached.in_place else [os.dup(fd) for fd in (*lent, *made[-1].fds)]  # theirs are closed when a copy fails
+    handed = dict(sorted(zip(resident.blocks, (*lent, *made[-1].fds), strict=True)))  # by their first segments
+    attached = msgspec.structs.replace(attached, blocks=tuple(handed))
+    copies = [] if attached.in_place else [os.dup(fd) for fd in handed.values()]  # ours are closed when a copy fails
     await hand_over(channel, attached, [*copies, *fds[count:]])
     for one in theirs:
         await asyncio.shield(one.filled)

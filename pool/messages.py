@@ -8,6 +8,7 @@ closing it (or dying) gives the reference back.
 
 import msgspec
 
+from pool.blocks import Groups, alone
 from pool.described import Described
 
 
@@ -39,9 +40,10 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
     beside: tuple[str, ...] = ()
     """UUIDs of devices that are filled for the same engine at the same time, a gang's: their links are not asked for help."""
-    neighbours: tuple[tuple[int, ...], ...] = ()
+    neighbours: Groups | None = None
     """Segments that lie side by side where they will be mapped, by number and in order: one descriptor may cover several of
-    them. None: this connection maps nothing, or whatever `Attached.blocks` says."""
+    them. Empty: this connection maps nothing, or whatever `Attached.blocks` says. None: it was built before there were blocks,
+    and expects one descriptor a segment, in order."""
     left_on: str | None = None
     """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
 
@@ -144,13 +146,13 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     device: str | None = None
     in_place: bool = False
     """The device's memory is what was mapped before: not to be read until `Filled`."""
-    blocks: tuple[tuple[int, ...], ...] = ()
-    """On a device: the segments that each descriptor covers, side by side in this order. None: one a segment."""
+    blocks: Groups = ()
+    """On a device: the segments that each descriptor covers, side by side in this order. Empty: one a segment."""
 
     @property
-    def covered(self) -> tuple[tuple[int, ...], ...]:
-        """The same, said also where a daemon did not: one of before this field made one a segment."""
-        return self.blocks or tuple((number,) for number in range(len(self.segments) - self.host_segments))
+    def covered(self) -> Groups:
+        """The same, said also where a daemon did not: one that was built before there were blocks makes one a segment."""
+        return self.blocks or alone(len(self.segments) - self.host_segments)
 
     @property
     def descriptors(self) -> int:

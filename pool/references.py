@@ -29,7 +29,7 @@ class References:
         return manifest
 
     async def hold_on(
-        self, manifest: Manifest, device: str, *, beside: tuple[str, ...] = (), neighbours: Groups = ()
+        self, manifest: Manifest, device: str, *, beside: tuple[str, ...] = (), neighbours: Groups | None = ()
     ) -> Resident:
         resident = await self._devices.hold(manifest, device, beside=beside, neighbours=neighbours)
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pool.client import PoolRefused
+from pool.client import PoolRefused, replies
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.fill import RESERVE_BYTES
-from pool.messages import Tensor
+from pool.messages import Attach, Attached, Filled, Tensor
+from pool.wire import Channel, close_all
 from tests.fakegpu import MIB, FakeGpu, read
 from tests.integration.pool.test_devices import SHARED, Room, opened, two_sets
 from tests.poolroom import until
@@ -118,9 +119,9 @@ async def test_of_what_two_engines_can_map_there_is_one_copy_until_both_have_gon
     first = await attach(side, weight_set, (0, 1), (2,))
     second = await attach(side, weight_set, (1, 2), (0,))
     assert second.filled is not None
-    assert second.attached.blocks == ((2,), (1,), (0,))
+    assert second.attached.blocks == ((0,), (1,), (2,))
     assert second.filled.copied_bytes == 6 * MIB, "the third segment is shared"
-    assert [read(fd, 0, 16) for fd in second.fds] == [bytes([number]) * 16 for number in (3, 2, 1)]
+    assert [read(fd, 0, 16) for fd in second.fds] == [bytes([number]) * 16 for number in (1, 2, 3)]
     assert (await side.described()).devices[0].resident_bytes == 18 * MIB
     released = await asyncio.to_thread(first.release)
     assert released is not None and released.freed_bytes == 0, "the second has a part of it"
@@ -166,9 +167,29 @@ async def test_a_switch_takes_the_place_of_the_blocks_that_are_there(side: Room)
     assert side.gpu.blocks == {}
 
 
-async def test_neighbours_that_are_no_such_set_are_refused(side: Room) -> None:
+@pytest.mark.parametrize("made", [((0, 1), (2,)), ((2,), (0,), (1,))])
+async def test_an_engine_that_was_built_before_there_were_blocks_gets_one_a_segment_in_order(
+    side: Room, made: tuple[tuple[int, ...], ...]
+) -> None:
+    weight_set = await three(side)
+    newer = await attach(side, weight_set, *made)
+    older = await asyncio.to_thread(Channel.connect, str(side.socket), 10)
+    await asyncio.to_thread(older.send, Attach(weight_set=weight_set, device="GPU-fake"), 10)
+    attached = await asyncio.to_thread(older.receive, replies, 10)
+    assert isinstance(attached, Attached)
+    fds = await asyncio.to_thread(older.receive_fds, len(attached.segments), 10)
+    assert isinstance(await asyncio.to_thread(older.receive, replies, 10), Filled)
+    assert [read(fd, 0, 16) for fd in fds] == [bytes([number]) * 16 for number in (1, 2, 3)]
+    close_all(fds)
+    older.close()
+    await asyncio.to_thread(newer.release)
+    await until(lambda: side.gpu.blocks == {})
+
+
+@pytest.mark.parametrize("wrong", [((0,),), ((0, 1), ())])
+async def test_neighbours_that_are_no_such_set_are_refused(side: Room, wrong: tuple[tuple[int, ...], ...]) -> None:
     weight_set = await side.deposit()
     with pytest.raises(PoolRefused, match="each of 2 segments once") as refused:
-        await attach(side, weight_set, (0,))
+        await attach(side, weight_set, *wrong)
     assert refused.value.code == "bad_layout"
     await asyncio.to_thread((await attach(side, weight_set, (0, 1))).release)

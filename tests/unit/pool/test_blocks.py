@@ -21,7 +21,7 @@ def test_a_group_is_cut_where_it_grows_too_large_and_a_large_segment_stays_whole
     assert cut((), [GIB, 1]) == ((0,), (1,))
 
 
-@pytest.mark.parametrize("wrong", [((0,),), ((0, 1), (1,)), ((0, 2),), ((0, 1), (2,))])
+@pytest.mark.parametrize("wrong", [((0,),), ((0, 1), (1,)), ((0, 2),), ((0, 1), (2,)), ((0, 1), ())])
 def test_every_segment_is_wanted_once(wrong: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(ValueError, match="each of 2 segments once"):
         cut(wrong, [1, 1])
