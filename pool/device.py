@@ -28,6 +28,18 @@ class Resident:
     """The other one, of the same set, whose memory it shares: this one has what an engine can't map of that."""
     shared: tuple[int, ...] = ()
     """Which of that one's blocks."""
+    parts: list["Resident"] = field(default_factory=list)
+    """Those whose `base` this is, each one of its holders."""
+
+    @property
+    def failed(self) -> bool:
+        """Its copy came to nothing: none of its own memory is there."""
+        return self.filled.done() and self.filled.exception() is not None
+
+    @property
+    def heir(self) -> "Resident | None":
+        """The only one who has its memory, if that is a part that is had by somebody."""
+        return self.parts[0] if self.holders == len(self.parts) == 1 and self.parts[0].holders else None
 
     @property
     def blocks(self) -> Groups:
@@ -54,14 +66,16 @@ class Device:
             return f"{resident.holders} have it"
         if newcomer in self.residents:
             return "the other is there already"
-        if self.residents.get(resident.weight_set) is not resident or not resident.filled.done():
+        if self.residents.get(resident.weight_set) is not resident:
+            return "it has a part of another copy, or was found corrupt"
+        if not resident.filled.done():
             return "it is on its way"
-        return "its copy failed" if resident.filled.exception() is not None else None
+        return "its copy failed" if resident.failed else None
 
-    def serves_others(self, newcomer: str) -> bool:
-        """Whether engines have weights there, whoever brought them, that are not the newcomer's."""
-        there = any(one.holders for name, one in self.residents.items() if name != newcomer)
-        return there or any(one.holders for one in self.former) or any(self.left.values())
+    def serves(self) -> bool:
+        """Whether engines have weights there, whoever brought them."""
+        there = any(one.holders and not one.failed for one in (*self.residents.values(), *self.former))
+        return there or any(self.left.values())
 
     def state(self, free_bytes: int, registered_bytes: int) -> DeviceState:
         """free_bytes: by the driver's word. registered_bytes: of the host's memory, which all devices share."""
@@ -81,4 +95,26 @@ class Device:
         self.former.discard(resident)
         if self.residents.get(resident.weight_set) is resident:
             del self.residents[resident.weight_set]
-        return known and resident.filled.exception() is None
+        return known and not resident.failed
+
+    def bequeath(self, base: Resident, heir: Resident) -> OnDevice:
+        """What both have is the heir's from now on, which is whole by that. Return the rest of it, which is to be freed.
+
+        Nobody else has it, and both copies are there.
+        """
+        its, own = base.exported.result(), heir.exported.result()
+        rest = [which for which in range(len(its.blocks)) if which not in heir.shared]
+        freed = OnDevice([its.blocks[which] for which in rest], [its.fds[which] for which in rest])
+        heir.size_bytes += base.size_bytes - sum(block.size for block in freed.blocks)
+        heir.made = own.groups = heir.blocks
+        own.blocks[:0] = [its.blocks[which] for which in heir.shared]
+        own.fds[:0] = [its.fds[which] for which in heir.shared]
+        own.writers = tuple(device for device in own.writers if device in its.writers)
+        heir.base, heir.shared = None, ()
+        base.parts.remove(heir)
+        base.holders -= 1
+        self.former.discard(base)
+        if self.residents.get(base.weight_set) is base:
+            self.residents[base.weight_set] = heir
+            self.former.discard(heir)
+        return freed

@@ -86,7 +86,7 @@ class Devices:
         if neighbours:
             self._habits[manifest.layout_digest] = neighbours
         resident = device.residents.get(manifest.weight_set)
-        if resident is None or (resident.filled.done() and resident.filled.exception() is not None):
+        if resident is None or resident.failed:
             resident = device.residents[manifest.weight_set] = self._send(device, slabs, blocks, beside=beside)
         elif len(shared := fitting(resident.made, neighbours)) < len(resident.made):
             resident = self._send_rest(device, slabs, resident, shared, neighbours)
@@ -114,6 +114,7 @@ class Devices:
         resident = self._send(device, slabs, others(neighbours, [part.size for part in slabs.parts], there))
         if shared:
             resident.base, resident.shared = base, shared
+            base.parts.append(resident)
             base.holders += 1
         device.former.add(resident)
         log.info("partly_shared", extra={"weight_set": base.weight_set, "own_bytes": resident.size_bytes})
@@ -134,11 +135,11 @@ class Devices:
         def tell(made: OnDevice) -> None:
             loop.call_soon_threadsafe(exported.set_result, made)
 
-        neighbours = device.serves_others(slabs.weight_set)
+        beside_others = device.serves()
         rate = self._topology.bytes_per_s(device.lane.gpu.uuid)
 
         def work() -> Filled:
-            pace = pace_beside(device.lane.gpu, self._share, rate) if neighbours else FREE
+            pace = pace_beside(device.lane.gpu, self._share, rate) if beside_others else FREE
             with self._routes.chosen(device.lane.gpu, size, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes, pace=pace)
@@ -172,20 +173,42 @@ class Devices:
         return Resident(slabs.weight_set, exported, filled, blocks, size_bytes=size)
 
     async def release(self, weight_set: str, uuid: str, resident: Resident) -> Released:
-        """One reference less; answers once the memory of the last one is free."""
+        """One reference less; answers once what nobody else has of its memory is free. Raises OSError for a block that did not
+        go: all others went."""
         begun = time.monotonic()
-        device = self._device(uuid)
-        resident.holders -= 1
-        freed = 0
-        if not resident.holders:
-            await asyncio.wait([resident.filled])
-            if not resident.holders and device.leave(resident):  # nobody has come meanwhile
-                made = resident.exported.result()
-                freed = await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
-            if not resident.holders and (base := resident.base) is not None:
-                resident.base = None
-                freed += (await self.release(weight_set, uuid, base)).freed_bytes
+        freed = await self._let_go(self._device(uuid), resident)
         return Released(freed_bytes=freed, took_ms=(time.monotonic() - begun) * 1000)
+
+    async def _let_go(self, device: Device, resident: Resident) -> int:
+        """Bytes that are free by that. Raises OSError."""
+        resident.holders -= 1
+        if resident.holders:
+            return await self._bequeath(device, resident)
+        await asyncio.wait([resident.filled])
+        if resident.holders:  # somebody has come meanwhile
+            return 0
+        freed = 0
+        try:
+            if device.leave(resident):
+                freed = await self._free(device, resident.exported.result())
+        finally:
+            if (base := resident.base) is not None:
+                resident.base = None
+                base.parts.remove(resident)
+                freed += await self._let_go(device, base)
+        return freed
+
+    async def _bequeath(self, device: Device, base: Resident) -> int:
+        """Once nobody but an engine that shares some of it has a copy: free what that engine can't map. Raises OSError."""
+        if (heir := base.heir) is None:
+            return 0
+        await asyncio.wait([base.filled, heir.filled])
+        if base.heir is not heir or base.failed or heir.failed:
+            return 0
+        return await self._free(device, device.bequeath(base, heir))
+
+    async def _free(self, device: Device, made: OnDevice) -> int:
+        return await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
 
     def left(self, manifest: Manifest, uuid: str, change: int) -> None:
         """An engine that maps what an earlier daemon put on a device has come (1) or gone (-1)."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import unittest.mock
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pool.client import PoolRefused, replies
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.fill import RESERVE_BYTES
+from pool.gpu import Block
 from pool.messages import Attach, Attached, Filled, Tensor
 from pool.wire import Channel, close_all
 from tests.fakegpu import MIB, FakeGpu, read
@@ -98,23 +100,23 @@ async def test_an_engine_whose_segments_lie_otherwise_shares_what_it_can_map_and
     assert side.gpu.blocks == {}
 
 
-async def three(room: Room) -> str:
-    """A set of three segments on the device, each full of its own number."""
+async def three(room: Room, after: int = 0) -> str:
+    """A set of three segments on the device, each full of its own number, from one more than `after` on."""
     sizes = (2 * MIB, 4 * MIB, 6 * MIB)
     tensors = tuple(
         Tensor(name=f"t{number}", dtype="U8", shape=(size,), segment=number, offset=0, size_bytes=size)
         for number, size in enumerate(sizes)
     )
-    request = room.request(segments=sizes, host_segments=0, tensors=tensors, form="three")
+    request = room.request(segments=sizes, host_segments=0, tensors=tensors, form=f"three {after}")
 
     def write(fds: list[int]) -> None:
         for number, (fd, size) in enumerate(zip(fds, sizes, strict=True)):
-            os.pwrite(fd, bytes([number + 1]) * size, 0)
+            os.pwrite(fd, bytes([after + number + 1]) * size, 0)
 
     return (await asyncio.to_thread(deposit, room.socket, request, write)).weight_set
 
 
-async def test_of_what_two_engines_can_map_there_is_one_copy_until_both_have_gone(side: Room) -> None:
+async def test_of_what_two_engines_can_map_there_is_one_copy_and_what_only_one_can_goes_with_it(side: Room) -> None:
     weight_set = await three(side)
     first = await attach(side, weight_set, (0, 1), (2,))
     second = await attach(side, weight_set, (1, 2), (0,))
@@ -124,10 +126,79 @@ async def test_of_what_two_engines_can_map_there_is_one_copy_until_both_have_gon
     assert [read(fd, 0, 16) for fd in second.fds] == [bytes([number]) * 16 for number in (1, 2, 3)]
     assert (await side.described()).devices[0].resident_bytes == 18 * MIB
     released = await asyncio.to_thread(first.release)
-    assert released is not None and released.freed_bytes == 0, "the second has a part of it"
-    released = await asyncio.to_thread(second.release)
-    assert released is not None and released.freed_bytes == 18 * MIB
+    assert released is not None and released.freed_bytes == 6 * MIB, "the second has the rest"
+    assert (await side.described()).devices[0].resident_bytes == 12 * MIB
+    assert (await side.described()).devices[0].sets == {weight_set: 1}
+    third = await attach(side, weight_set, (1, 2), (0,))
+    assert third.filled is not None and third.filled.path == "resident"
+    assert [read(fd, 0, 16) for fd in third.fds] == [bytes([number]) * 16 for number in (1, 2, 3)]
+    for one, freed in ((second, 0), (third, 12 * MIB)):
+        released = await asyncio.to_thread(one.release)
+        assert released is not None and released.freed_bytes == freed
     assert side.gpu.blocks == {}
+
+
+async def test_while_two_share_what_a_third_had_nothing_of_it_goes(side: Room) -> None:
+    weight_set = await three(side)
+    first, *others = [await attach(side, weight_set, *lie) for lie in (((0, 1), (2,)), ((1, 2), (0,)), ((0,), (1,), (2,)))]
+    for one, freed in ((first, 0), (others[0], 12 * MIB), (others[1], 12 * MIB)):
+        released = await asyncio.to_thread(one.release)
+        assert released is not None and released.freed_bytes == freed
+    assert side.gpu.blocks == {}
+
+
+async def test_what_was_brought_ahead_for_other_addresses_goes_once_the_engine_has_its_own(side: Room) -> None:
+    weight_set = await three(side)
+    await asyncio.to_thread((await attach(side, weight_set, (0, 1), (2,))).release)
+    ahead = await attach(side, weight_set)
+    side.gpu.gate.clear()
+    coming = asyncio.create_task(attach(side, weight_set, (1, 2), (0,)))
+    await until(lambda: len(side.gpu.blocks) == 4)
+    leaving = asyncio.create_task(asyncio.to_thread(ahead.release))
+    await until(lambda: side.gpu.queued_bytes == 6 * MIB)
+    side.gpu.gate.set()
+    released = await leaving
+    assert released is not None and released.freed_bytes == 6 * MIB
+    engine = await coming
+    assert [read(fd, 0, 16) for fd in engine.fds] == [bytes([number]) * 16 for number in (1, 2, 3)]
+    assert (await side.described()).devices[0].resident_bytes == 12 * MIB
+    await asyncio.to_thread(engine.release)
+    assert side.gpu.blocks == {}
+
+
+async def test_an_heir_switches_in_place(side: Room) -> None:
+    weight_set, other = await three(side), await three(side, 4)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    engine = await attach(side, weight_set, (1, 2), (0,))
+    with pytest.raises(PoolRefused, match="a part of another copy"):
+        await asyncio.to_thread(exchange, engine, other)
+    await asyncio.to_thread(first.release)
+    switched = await asyncio.to_thread(exchange, engine, other)
+    assert [read(fd, 0, 16) for fd in engine.fds] == [bytes([number]) * 16 for number in (5, 6, 7)]
+    released = await asyncio.to_thread(switched.release)
+    assert released is not None and released.freed_bytes == 12 * MIB
+    assert side.gpu.blocks == {}
+
+
+async def test_a_part_that_does_not_go_keeps_nothing_of_what_it_shared(side: Room) -> None:
+    weight_set = await three(side)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    second = await attach(side, weight_set, (1, 2), (0,))
+    stuck = list(side.gpu.blocks)[-1]
+    destroy = side.gpu.destroy
+
+    def destroyed(block: Block) -> None:
+        if block.handle == stuck:
+            raise OSError(700, "the driver refuses")
+        destroy(block)
+
+    with unittest.mock.patch.object(side.gpu, "destroy", destroyed):
+        assert await asyncio.to_thread(second.release) is None
+        await until(lambda: len(side.gpu.blocks) == 3)
+        released = await asyncio.to_thread(first.release)
+    assert released is not None and released.freed_bytes == 12 * MIB
+    assert list(side.gpu.blocks) == [stuck]
+    destroy(side.gpu.blocks[stuck])
 
 
 async def test_an_engine_that_dies_gives_up_its_part_and_what_it_shared(side: Room) -> None:
