@@ -6,7 +6,8 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 USED_UP: Final = frozenset({"/login"})
-"""Whose GET changes something (a login link is good once): a look at the headers must not. They go on refusing HEAD."""
+"""Whose GET changes something (a login link is good once): a look at the headers must not. They go on refusing HEAD, also
+with slashes behind them, which routes don't mind."""
 
 
 class Head:
@@ -16,7 +17,7 @@ class Head:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != ScopeType.HTTP or scope["method"] != "HEAD" or scope["path"] in USED_UP:
+        if scope["type"] != ScopeType.HTTP or scope["method"] != "HEAD" or scope["path"].rstrip("/") in USED_UP:
             await self._app(scope, receive, send)
             return
         got: Any = {**scope, "method": "GET"}  # a copy: the server itself has to know that no body may follow
