@@ -56,6 +56,20 @@ def fitting(made: Groups, groups: Groups) -> tuple[int, ...]:
     )
 
 
+def common(one: Groups, other: Groups) -> Groups:
+    """What lies side by side for both."""
+    follows = {number: after for group in other for number, after in itertools.pairwise(group)}
+    found: list[tuple[int, ...]] = []
+    for group in one:
+        begun = 0
+        for at, (number, after) in enumerate(itertools.pairwise(group), 1):
+            if follows.get(number) != after:
+                found.append(group[begun:at])
+                begun = at
+        found.append(group[begun:])
+    return tuple(found)
+
+
 def others(groups: Groups, sizes: Sequence[int], there: Collection[int]) -> Groups:
     """The allocations to make for an engine that has some of its segments already."""
     rest: list[tuple[int, ...]] = []

@@ -12,6 +12,7 @@ from pool.described import DeviceState
 from pool.device import Device, Resident
 from pool.fill import OnDevice, fill, free, refill
 from pool.gpu import Gpu
+from pool.habits import Habits
 from pool.hostside import HostSide
 from pool.lane import Lane, Turn
 from pool.manifest import Manifest
@@ -43,8 +44,7 @@ class Devices:
         self._way, self._topology, self._share = way, topology, share
         self._routes = Routes(gpus, topology)
         self._devices = {gpu.uuid: Device(Lane(gpu), gpu.total_bytes) for gpu in gpus}
-        self._habits: dict[str, Groups] = {}
-        """How the segments of a layout lie in the engine that last mapped it: the next one's lie so, too, as a rule."""
+        self._habits = Habits()
         self.host = HostSide(arena, next((device.lane for device in self._devices.values()), None))
 
     def __bool__(self) -> bool:
@@ -70,7 +70,7 @@ class Devices:
         """One more reference. The set travels if it is not there. To be released, also when this or its futures fail.
 
         beside: devices that are filled at the same time and therefore don't help. neighbours: as in `Attach`; empty: it maps
-        nothing now, and as the engine before had them is a good guess.
+        nothing now, and as the engines before had them is a good guess.
         Raises Refused (`unknown_device`, `bad_layout`); its `exported` and `filled` raise Refused (`device_full`, `bad_layout`)
         and OSError.
         """
@@ -80,11 +80,11 @@ class Devices:
         if neighbours is None:
             neighbours = alone(len(sizes))
         try:
-            blocks = cut(neighbours or self._habits.get(manifest.layout_digest, ()), sizes)
+            blocks = cut(neighbours or self._habits.guess(manifest.layout_digest), sizes)
         except ValueError as error:
             raise Refused("bad_layout", f"{manifest.weight_set}: {error}") from None
         if neighbours:
-            self._habits[manifest.layout_digest] = neighbours
+            self._habits.saw(manifest.layout_digest, neighbours)
         resident = device.residents.get(manifest.weight_set)
         if resident is None or resident.failed:
             resident = device.residents[manifest.weight_set] = self._send(device, slabs, blocks, beside=beside)

@@ -166,6 +166,20 @@ async def test_what_was_brought_ahead_for_other_addresses_goes_once_the_engine_h
     assert side.gpu.blocks == {}
 
 
+async def test_what_is_brought_ahead_takes_no_memory_twice_whichever_of_the_engines_before_comes(side: Room) -> None:
+    weight_set = await three(side)
+    engines: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2,)), ((1, 2), (0,)))
+    for lie in engines:
+        await asyncio.to_thread((await attach(side, weight_set, *lie)).release)
+    side.gpu.foreign_bytes = side.gpu.total_bytes - RESERVE_BYTES - 12 * MIB
+    for lie in engines:
+        ahead = await attach(side, weight_set)
+        engine = await attach(side, weight_set, *lie)
+        assert engine.filled is not None and engine.filled.path == "resident"
+        for one in (ahead, engine):
+            await asyncio.to_thread(one.release)
+
+
 async def test_an_heir_switches_in_place(side: Room) -> None:
     weight_set, other = await three(side), await three(side, 4)
     first = await attach(side, weight_set, (0, 1), (2,))

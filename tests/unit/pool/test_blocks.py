@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.blocks import MOST_BYTES, cut, fitting, neighbours, others
+from pool.blocks import MOST_BYTES, common, cut, fitting, neighbours, others
+from pool.habits import REMEMBERED, Habits
 
 GIB = 1 << 30
 
@@ -58,3 +59,22 @@ def test_what_is_cut_for_an_engine_fits_it(segments: list[tuple[int, bool]], ran
         assert len(group) == 1 or sum(sizes[number] for number in group) <= MOST_BYTES
         for number, after in itertools.pairwise(group):
             assert places[number][0] + sizes[number] == places[after][0]
+
+
+def test_what_lies_side_by_side_for_both_fits_both() -> None:
+    one, other = ((0, 1, 2), (4, 3), (5,)), ((5, 0, 1), (2, 4, 3))
+    assert common(one, other) == ((0, 1), (2,), (4, 3), (5,))
+    made = common(one, other)
+    assert fitting(made, one) == fitting(made, other) == (0, 1, 2, 3)
+
+
+def test_what_is_brought_ahead_fits_all_that_came_lately_and_an_odd_one_is_forgotten() -> None:
+    habits = Habits()
+    assert habits.guess("layout") == ()
+    habits.saw("layout", ((0,), (1, 2)))
+    habits.saw("layout", ((0, 1, 2),))
+    assert habits.guess("layout") == ((0,), (1, 2))
+    for _ in range(REMEMBERED):
+        habits.saw("layout", ((0, 1, 2),))
+    assert habits.guess("layout") == ((0, 1, 2),)
+    assert habits.guess("another") == ()
