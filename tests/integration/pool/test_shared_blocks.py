@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pool.client import PoolRefused, replies
+from pool.client import PoolClient, PoolRefused, replies
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
 from pool.fill import RESERVE_BYTES
 from pool.gpu import Block
+from pool.manifest import segment_name
 from pool.messages import Attach, Attached, Filled, Tensor
 from pool.wire import Channel, close_all
 from tests.fakegpu import MIB, FakeGpu, read
@@ -278,3 +279,60 @@ async def test_neighbours_that_are_no_such_set_are_refused(side: Room, wrong: tu
         await attach(side, weight_set, *wrong)
     assert refused.value.code == "bad_layout"
     await asyncio.to_thread((await attach(side, weight_set, (0, 1))).release)
+
+
+async def test_engines_that_share_a_set_found_corrupt_keep_it_and_nobody_else_gets_any_of_it(side: Room) -> None:
+    weight_set = await three(side)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    second = await attach(side, weight_set, (1, 2), (0,))
+    with (side.path / "segments" / weight_set / segment_name(2)).open("r+b") as file:
+        file.write(b"\0")
+    async with await PoolClient.connect(side.socket) as client:
+        assert (await client.verify(weight_set)).bad == ("t2",)
+    assert await three(side) == weight_set, "its source was staged again"
+    third = await attach(side, weight_set, (1, 2), (0,))
+    assert third.filled is not None and third.filled.copied_bytes == 12 * MIB, "of the new bytes alone"
+    released = await asyncio.to_thread(first.release)
+    assert released is not None and released.freed_bytes == 6 * MIB
+    again = await attach(side, weight_set, (1, 2), (0,))
+    assert (read(again.fds[0], 0, 1), read(again.fds[1], 4 * MIB - 1, 2)) == (b"\1", b"\2\3")
+    assert again.filled is not None and again.filled.path == "resident"
+    for one, freed in ((again, 0), (second, 12 * MIB), (third, 12 * MIB)):
+        released = await asyncio.to_thread(one.release)
+        assert released is not None and released.freed_bytes == freed
+    assert side.gpu.blocks == {}
+
+
+async def test_a_copy_that_fails_takes_those_with_it_who_would_share_it(side: Room) -> None:
+    weight_set = await three(side)
+    side.gpu.gate.clear()
+    coming = [asyncio.create_task(attach(side, weight_set, (0, 1), (2,)))]
+    await until(lambda: len(side.gpu.blocks) == 2)
+    coming.append(asyncio.create_task(attach(side, weight_set, (1, 2), (0,))))
+    await until(lambda: side.gpu.queued_bytes == 12 * MIB)
+    side.gpu.failing = True
+    side.gpu.gate.set()
+    for failed in await asyncio.gather(*coming, return_exceptions=True):
+        assert isinstance(failed, PoolRefused) and failed.code == "failed"
+    await until(lambda: side.gpu.blocks == {})
+    side.gpu.failing = False
+    sound = await attach(side, weight_set, (1, 2), (0,))
+    assert (read(sound.fds[0], 0, 1), read(sound.fds[1], 4 * MIB - 1, 2)) == (b"\1", b"\2\3")
+    assert (await side.described()).devices[0].resident_bytes == 12 * MIB
+    await asyncio.to_thread(sound.release)
+    assert side.gpu.blocks == {}
+
+
+async def test_a_part_whose_copy_fails_leaves_what_it_would_have_shared_to_its_engine(side: Room) -> None:
+    weight_set = await three(side)
+    first = await attach(side, weight_set, (0, 1), (2,))
+    side.gpu.failing = True
+    with pytest.raises(PoolRefused, match="failed"):
+        await attach(side, weight_set, (1, 2), (0,))
+    side.gpu.failing = False
+    await until(lambda: len(side.gpu.blocks) == 2)
+    assert read(first.fds[1], 0, 16) == b"\3" * 16
+    assert (await side.described()).devices[0].sets == {weight_set: 1}
+    released = await asyncio.to_thread(first.release)
+    assert released is not None and released.freed_bytes == 12 * MIB
+    assert side.gpu.blocks == {}
