@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
+    _many_files()
     try:
         directory = _directory(options.directory)
         with _only_one(directory), _listening(options.socket) as listener:
@@ -78,6 +80,13 @@ def main(arguments: list[str] | None = None) -> int:
         log.error("cannot_start", extra={"why": str(error)})
         return 2
     return 0
+
+
+def _many_files() -> None:
+    """Each segment, and each block on a device, is a descriptor: a few sets of 150 are more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

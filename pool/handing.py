@@ -1,7 +1,6 @@
 """Handing a set to a connection: what is in it, and descriptors, of host memory or of a device's that is being filled."""
 
 import asyncio
-import os
 
 import msgspec
 
@@ -12,7 +11,7 @@ from pool.messages import Attach, Attached, Filled
 from pool.references import References
 from pool.residency import Refused
 from pool.talk import hand_over, send
-from pool.wire import AsyncChannel, close_all
+from pool.wire import AsyncChannel, close_all, copied
 
 
 async def attach(channel: AsyncChannel, request: Attach, held: References, arena: Arena) -> None:
@@ -54,13 +53,17 @@ async def _send_device(
     for one in (*theirs, resident):
         if one.filled.done():  # it may have failed since
             one.filled.result()
-    count = len(manifest.segments) - manifest.host_segments
-    fds = arena.open(manifest)
-    close_all(fds[:count])
     lent = [made[0].fds[which] for which in resident.shared]
     handed = dict(sorted(zip(resident.blocks, (*lent, *made[-1].fds), strict=True)))  # by their first segments
     attached = msgspec.structs.replace(attached, blocks=tuple(handed))
-    copies = [] if attached.in_place else [os.dup(fd) for fd in handed.values()]  # ours are closed when a copy fails
+    copies = [] if attached.in_place else copied(handed.values())  # ours are closed when a copy fails
+    try:
+        fds = arena.open(manifest)
+    except OSError:
+        close_all(copies)
+        raise
+    count = len(manifest.segments) - manifest.host_segments
+    close_all(fds[:count])
     await hand_over(channel, attached, [*copies, *fds[count:]])
     for one in theirs:
         await asyncio.shield(one.filled)

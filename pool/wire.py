@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -63,6 +63,18 @@ def _take_fds(sock: socket.socket, fds: list[int]) -> None:
 def close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def copied(fds: Iterable[int]) -> list[int]:
+    """Duplicates of all of them, the caller's to close. Raises OSError; then there is none."""
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError:
+        close_all(copies)
+        raise
+    return copies
 
 
 class Channel:

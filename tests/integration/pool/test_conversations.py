@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from pool.client import PoolClient, PoolRefused, attach
 from pool.mapping import Reservation
 from pool.messages import Staging
-from pool.wire import close_all
+from pool.wire import close_all, copied
 from tests.poolroom import MIB, Daemon, descriptors, until, write_safetensors
 
 Source = Callable[..., Path]
@@ -267,3 +268,25 @@ async def test_nothing_leaks_over_200_cycles(directory: Path, source: Source) ->
         await _until_unheld(client)
         await until(lambda: (descriptors(), descriptors(daemon.pid)) == before)
     assert daemon.stop() == 0
+
+
+def test_a_daemon_may_have_as_many_descriptors_as_its_host_allows(directory: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    daemon = Daemon(directory)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        daemon.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert daemon.stop() == 0
+
+
+def test_of_descriptors_all_are_copied_or_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open() as file:
+        close_all(copied([file.fileno(), file.fileno()]))
+        before = descriptors()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            copied([file.fileno(), -1])
+        assert descriptors() == before
