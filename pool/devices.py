@@ -75,7 +75,7 @@ class Devices:
         and OSError.
         """
         device = self._device(uuid)
-        slabs = await self.host.mapped(manifest)
+        slabs = self.host.mapped(manifest)
         sizes = [part.size for part in slabs.parts]
         if neighbours is None:
             neighbours = alone(len(sizes))
@@ -99,7 +99,7 @@ class Devices:
         Raises Refused (`not_in_place`, `unknown_device`): then all is as it was.
         """
         device = self._device(uuid)
-        slabs = await self.host.mapped(manifest)
+        slabs = self.host.mapped(manifest)
         if (why := device.holds_on_to(old, manifest.weight_set)) is not None:
             raise Refused("not_in_place", f"{manifest.weight_set} can't take the memory of {old.weight_set} on {uuid}: {why}")
         device.leave(old)

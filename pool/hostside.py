@@ -22,7 +22,6 @@ class HostSide:
         self._slabs: dict[str, Slabs] = {}
         self._there: dict[str, dict[int, Slab]] = {}
         """Of sets that came in memory which was mapped, and pinned, before."""
-        self._mapping: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -39,7 +38,7 @@ class HostSide:
 
     async def _prepare(self, manifest: Manifest) -> None:
         try:
-            slabs = await self.mapped(manifest)
+            slabs = self.mapped(manifest)
         except OSError as error:
             log.warning("not_mapped", extra={"weight_set": manifest.weight_set, "why": str(error)})
             return
@@ -65,24 +64,22 @@ class HostSide:
         if there:
             self._there[weight_set] = there
 
-    async def mapped(self, manifest: Manifest) -> Slabs:
+    def mapped(self, manifest: Manifest) -> Slabs:
         """Raises OSError."""
-        async with self._mapping.setdefault(manifest.weight_set, asyncio.Lock()):
-            slabs = self._slabs.get(manifest.weight_set)
-            if slabs is None:
-                slabs = Slabs(manifest.weight_set)
-                count = len(manifest.segments) - manifest.host_segments
-                fds = self._arena.open(manifest)
-                try:
-                    slabs.map(fds[:count], manifest.segments[:count], self._there.get(manifest.weight_set, {}))
-                finally:
-                    close_all(fds)
-                self._slabs[manifest.weight_set] = slabs
+        slabs = self._slabs.get(manifest.weight_set)
+        if slabs is None:
+            slabs = Slabs(manifest.weight_set)
+            count = len(manifest.segments) - manifest.host_segments
+            fds = self._arena.open(manifest)
+            try:
+                slabs.map(fds[:count], manifest.segments[:count], self._there.get(manifest.weight_set, {}))
+            finally:
+                close_all(fds)
+            self._slabs[manifest.weight_set] = slabs
         return slabs
 
     def forget(self, weight_set: str) -> dict[int, Slab]:
         """The set leaves the host, and nobody holds it on a device; what is mapped of it is the caller's, by segment."""
-        self._mapping.pop(weight_set, None)
         slabs = self._slabs.pop(weight_set, None)
         return self._there.pop(weight_set, {}) | (dict(enumerate(slabs.parts)) if slabs is not None else {})
 
