@@ -14,7 +14,7 @@ class NoDeviceMemory(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """Physical memory of one segment, mapped in the daemon."""
+    """Physical memory of one segment or several, mapped in the daemon."""
 
     address: int
     size: int

@@ -1,7 +1,7 @@
-"""Memory for a set's segments is made while earlier ones travel; how many to make before the first leaves is decided here.
+"""Memory for a set's blocks is made while earlier ones travel; how many to make before the first leaves is decided here.
 
 Making one costs 0.2 ms, and several times as much while its device copies. So over one link the copy hides it, and over two, or
-for many small segments, the links would stand still between them: then some are made ahead. Pure, but for what it learns.
+for many small blocks, the links would stand still between them: then some are made ahead. Pure, but for what it learns.
 """
 
 import math
@@ -18,7 +18,7 @@ _FEWEST = 8
 
 
 def ahead(sizes: Sequence[int], bytes_per_s: float, beside_s: float) -> int:
-    """How many of the segments, in the order in which they travel, are to be there before the first one leaves.
+    """How many of the blocks, in the order in which they travel, are to be there before the first one leaves.
 
     With that many the links never wait for memory if each of the rest takes `beside_s`; more would only delay the first byte.
     """

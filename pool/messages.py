@@ -23,7 +23,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer: `Attached`, followed by one message per 100 descriptors (segments in order), or `Refusal`.
+    """Answer: `Attached`, followed by one message per 100 descriptors (segments in order, on a device blocks), or `Refusal`.
 
     With a device the descriptors of all but the set's host segments are memory of that GPU, sent while it is still being
     filled (mapping needs no bytes), and `Filled` follows once it is, or a `Refusal`, after which nothing is to be used.
@@ -191,7 +191,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     freed_bytes: int
-    """0: others still hold it."""
+    """What nobody else has; 0: others have all of it."""
     took_ms: float
 
 
