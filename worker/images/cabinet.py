@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Cabinet:
         self._told: set[tuple[str, str]] = set()
         self.budget = Budget(self.store, quota_bytes, lambda manifest: self._refusal(manifest) is None)
         self._judged: list[Callable[[], None]] = []
+        self._writing = weakref.WeakValueDictionary[str, asyncio.Lock]()
 
     @staticmethod
     def open(data: Path, node: str, report: Callable[[OfImage], None], given: str = "", quota_bytes: int = 0) -> "Cabinet":
@@ -83,6 +85,10 @@ class Cabinet:
     def fingerprint(self, configuration: str, engine: str) -> Fingerprint:
         """Of an engine of that configuration, as it would be started here and now."""
         return facts.fingerprint(configuration, engine, self._node, self.criu, apart=self.apart)
+
+    def writing(self, image: str) -> asyncio.Lock:
+        """Held by whoever writes that image: all its drafts have one name."""
+        return self._writing.setdefault(image, asyncio.Lock())
 
     def find(self, configuration: str, engine: str) -> Manifest | None:
         """An image that may be restored; None: there is none, and if there is one that may not be used, the plane was told."""

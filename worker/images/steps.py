@@ -20,7 +20,7 @@ from worker.failure import StepFailed
 from worker.holdermessages import Held
 from worker.images import bulk, facts
 from worker.images.budget import NoRoom
-from worker.images.fingerprint import MappedFile
+from worker.images.fingerprint import Fingerprint, MappedFile
 from worker.images.manifest import File, ImageBroken, Manifest
 from worker.images.reading import Reading
 from worker.local import LocalInstance
@@ -116,11 +116,25 @@ async def check(local: LocalInstance, wanted: Wanted) -> str:
 
 
 async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, str]:
-    """Write the engine to disk and prove it: restored once, the known answer given, asleep again. Raises StepFailed."""
-    cabinet, began = local.site.images, time.monotonic()
-    settling: asyncio.Task[tuple[File, ...]] | None = None
+    """Write the engine to disk and prove it: restored once, the known answer given, asleep again. Raises StepFailed.
+
+    Skeletons of one configuration have one image, so they take turns, and what the first has written serves the next.
+    """
+    cabinet = local.site.images
     fingerprint = cabinet.fingerprint(wanted.configuration, local.record.kind)
-    image = fingerprint.image
+    writing = cabinet.writing(fingerprint.image)
+    waits = writing.locked()
+    async with writing:
+        if waits:
+            await seek(local, wanted)
+            if local.seen.kept is not None:
+                return 0, ""
+        return await _built(local, goal, wanted, fingerprint)
+
+
+async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: Fingerprint) -> tuple[int, str]:
+    cabinet, began, image = local.site.images, time.monotonic(), fingerprint.image
+    settling: asyncio.Task[tuple[File, ...]] | None = None
     try:
         made = await _dumped(local, image)
         manifest = Manifest(

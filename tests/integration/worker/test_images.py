@@ -171,6 +171,39 @@ async def test_two_models_run_from_one_image_at_once(house: Plant) -> None:
     assert await says(house, second, "two") == "You said: two"
 
 
+async def siblings(plane: Plant) -> None:
+    """Models `a` and `b`, each up on a skeleton of its own, of one configuration."""
+    await plane.register("a")
+    await plane.register("b", weight_bytes=6 * MIB)
+    plane.order(Load(model="a"))
+    plane.order(Load(model="b"))
+    await plane.until(lambda: plane.up("a") and plane.up("b"))
+
+
+async def test_two_skeletons_that_are_saved_at_once_write_one_image(house: Plant) -> None:
+    await siblings(house)
+    house.order(Save(model="a"))
+    house.order(Save(model="b"))
+    await house.until(lambda: len(house.of_type(InstanceSaved)) + len(house.of_type(ImageFailed)) == 2)
+    assert house.processes() == []
+    assert len(house.of_type(ImageBuilt)) == 1
+    assert {event.image for event in house.of_type(InstanceSaved)} == {manifest(house)[1].image}
+    assert house.of_type(ImageFailed) == []
+
+
+async def test_a_skeleton_that_waited_for_anothers_image_writes_its_own_when_that_fails(plane: Plant, surgeon: Surgeon) -> None:
+    await siblings(plane)
+    once = plane.data / "criu" / "once"
+    surgeon.do("dump", f"mkdir {once} && sleep 0.5 && exit 1")
+    plane.order(Save(model="a"))
+    await plane.until(once.is_dir)
+    plane.order(Save(model="b"))
+    await plane.until(lambda: plane.of_type(InstanceSaved))
+    assert len(plane.of_type(ImageFailed)) == 1
+    assert [failed.model for failed in plane.of_type(OperationFailed)] == ["a"]
+    assert plane.of_type(InstanceSaved)[0].image == manifest(plane)[1].image
+
+
 async def test_a_sleeper_is_saved_too_once_its_place_is_free(house: Plant) -> None:
     await house.register("a")
     await house.load("a")
