@@ -89,7 +89,7 @@ class Devices:
         if resident is None or resident.failed:
             resident = device.residents[manifest.weight_set] = self._send(device, slabs, blocks, beside=beside)
         elif len(shared := fitting(resident.made, neighbours)) < len(resident.made):
-            resident = self._send_rest(device, slabs, resident, shared, neighbours)
+            resident = self._send_rest(device, slabs, resident, shared, neighbours, beside=beside)
         resident.holders += 1
         return resident
 
@@ -108,10 +108,13 @@ class Devices:
         resident.holders = 1
         return resident
 
-    def _send_rest(self, device: Device, slabs: Slabs, base: Resident, shared: tuple[int, ...], neighbours: Groups) -> Resident:
+    def _send_rest(
+        self, device: Device, slabs: Slabs, base: Resident, shared: tuple[int, ...], neighbours: Groups,
+        *, beside: tuple[str, ...],
+    ) -> Resident:  # fmt: skip
         """What an engine can't map of the memory that others have, for it alone; of the rest there is one copy."""
         there = {number for which in shared for number in base.made[which]}
-        resident = self._send(device, slabs, others(neighbours, [part.size for part in slabs.parts], there))
+        resident = self._send(device, slabs, others(neighbours, [part.size for part in slabs.parts], there), beside=beside)
         if shared:
             resident.base, resident.shared = base, shared
             base.parts.append(resident)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pool.blocks import Groups
 from pool.client import PoolRefused
 from pool.described import Described
 from pool.devicelink import DeviceAttachment, attach_device, deposit
@@ -48,8 +49,10 @@ class House:
         for fd, data in zip(fds, self.bytes, strict=True):
             os.pwrite(fd, data.data, 0)
 
-    def attach(self, device: str = FIRST) -> DeviceAttachment:
-        return attach_device(self.daemon.socket, self.weight_set, device, lambda attached, fds: None)
+    def attach(self, device: str = FIRST, *, beside: tuple[str, ...] = (), neighbours: Groups = ()) -> DeviceAttachment:
+        return attach_device(
+            self.daemon.socket, self.weight_set, device, lambda attached, fds: None, beside=beside, neighbours=neighbours
+        )
 
     def arrived(self, attachment: DeviceAttachment) -> bool:
         read = [np.fromfile(f"/proc/self/fd/{fd}", np.uint8) for fd in attachment.fds]
@@ -154,6 +157,16 @@ def engine(tmp_path: Path) -> Iterator[Callable[[House], multiprocessing.Process
         process.kill()
         process.join(20)
         process.close()
+
+
+def test_what_a_gangs_rank_needs_for_itself_goes_over_no_link_of_the_others(build: Callable[..., House]) -> None:
+    house = build(FAKE_CUDA_BYTES=str(1024 * MIB))
+    first = house.attach(neighbours=((0, 1, 2),))
+    rank = house.attach(neighbours=((2, 1, 0),), beside=(SECOND,))
+    assert rank.filled is not None
+    assert (rank.filled.copied_bytes, rank.filled.path) == (sum(SIZES), "host")
+    for one in (first, rank):
+        one.release()
 
 
 async def test_an_engine_killed_in_the_middle_of_its_wake_leaves_the_device_empty(  # type: ignore[no-untyped-def]
