@@ -83,10 +83,11 @@ def verify(directory: Path, manifest: Manifest) -> None:
     Raises ImageBroken (`image_truncated`, `image_corrupt`, `image_unreadable`).
     """
     for file in manifest.files:
-        path = directory / file.name
-        if not path.is_file():
-            raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} is not there")
-        if (size := path.stat().st_size) != file.size_bytes:
+        try:
+            size = (directory / file.name).stat().st_size
+        except FileNotFoundError:  # now, or while it is being removed
+            raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} is not there") from None
+        if size != file.size_bytes:
             has, had = need_and_limit(size, file.size_bytes)
             raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} has {has}, not {had}")
     for file in manifest.files:
