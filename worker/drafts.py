@@ -44,7 +44,7 @@ class Drafts:
             desired = self._desired()
             held = {path.name for path in self._shelf.drafts(desired.models)}
             try:
-                gone = await asyncio.to_thread(copies.remove, self._models, used(desired), held)
+                gone = await asyncio.to_thread(copies.remove, self._models, used(desired), held, drafted(desired))
             except OSError as error:
                 log.warning("draft_copies_kept", reason=str(error))  # the next time
             else:
@@ -56,3 +56,9 @@ def used(desired: Desired) -> frozenset[str]:
     """Configurations of models that are not retired, and of all instances here, wherever they are: they may be told to read."""
     of_models = (model.facts.configuration for model in desired.models.values() if model.facts and not model.retired)
     return frozenset(of_models) | {wanted.configuration for wanted in desired.instances.values()}
+
+
+def drafted(desired: Desired) -> frozenset[str]:
+    """Of those, the configurations of models that name one which drafts for them."""
+    named = (model for model in desired.models.values() if model.spec.arguments.get("draft_model"))
+    return used(desired) & {model.facts.configuration for model in named if model.facts}

@@ -25,18 +25,28 @@ def note(models: Path, configuration: str, copy: Path) -> None:
     draft.replace(notes / configuration)
 
 
-def unneeded(copies: Collection[str], noted: Mapping[str, str], used: Collection[str], held: Collection[str]) -> list[str]:
+def unneeded(
+    copies: Collection[str],
+    noted: Mapping[str, str],
+    used: Collection[str],
+    held: Collection[str],
+    drafted: Collection[str] = (),
+) -> list[str]:
     """The copies that may go, in order of name.
 
     `noted`: configuration -> copy. `used`: the configurations of all models that are not retired, and of all instances here.
-    `held`: copies that models have been given since. One that nothing is noted of was made for a model that was then refused,
-    or its maker died: no engine was ever told its name.
+    `held`: copies that models have been given since. `drafted`: of those in use, the ones whose models name one that drafts.
+
+    A copy that nothing is noted of was made for a model that was then refused, or its maker died: no engine was ever told its
+    name. Unless one that is drafted for has no note: it is of a worker before notes were made, and may read any of these.
     """
     needed = {noted[configuration] for configuration in used if configuration in noted} | set(held)
+    if not all(configuration in noted for configuration in drafted):
+        needed |= set(copies) - set(noted.values())
     return sorted(set(copies) - needed)
 
 
-def remove(models: Path, used: Collection[str], held: Collection[str]) -> list[str]:
+def remove(models: Path, used: Collection[str], held: Collection[str], drafted: Collection[str] = ()) -> list[str]:
     """Remove what is unneeded, notes included; the copies' names. Nothing may be prepared meanwhile. Raises OSError."""
     if not (copies := [path.name for path in models.glob(f"{PREFIX}*")]):
         return []
@@ -44,7 +54,7 @@ def remove(models: Path, used: Collection[str], held: Collection[str]) -> list[s
     for path in (models / _NOTES).glob("[!.]*"):
         with contextlib.suppress(FileNotFoundError):
             noted[path.name] = path.read_text(encoding="ascii")
-    gone = unneeded(copies, noted, used, held)
+    gone = unneeded(copies, noted, used, held, drafted)
     for copy in gone:
         for configuration in (name for name, its in noted.items() if its == copy):
             (models / _NOTES / configuration).unlink(missing_ok=True)

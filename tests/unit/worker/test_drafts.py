@@ -55,6 +55,17 @@ def test_one_that_a_model_was_given_since_is_held_and_one_of_a_refused_model_is_
     assert copies.remove(models, {"cfg_1", "cfg_2"}, {"drafts-3"}) == ["drafts-4"]
 
 
+async def test_while_it_is_not_known_what_an_engine_of_an_earlier_worker_reads_what_it_may_read_stays(models: Path) -> None:
+    (models / "drafting" / "cfg_1").unlink()
+    desired, shelf = Desired(node="n1", models=MODELS, instances=ASLEEP), Opening()
+    shelf.done.set()
+    drafts = Drafts(models, shelf, lambda: desired)
+    drafts.follow()
+    await settled(drafts)
+    assert left(models) == ["drafts-1", "hf-1"], "the other is known to be of a configuration that nobody uses"
+    await drafts.close()
+
+
 def test_models_that_are_not_retired_and_all_instances_count() -> None:
     assert used(Desired(node="n1", models=MODELS)) == {"cfg_1"}
     assert used(Desired(node="n1", models=RETIRED)) == frozenset()
