@@ -215,11 +215,16 @@ class Child:
             return "ended (an earlier process's child: its exit code is not ours to see)"
         code = os.waitstatus_to_exitcode(os.waitpid(self._ours, 0)[1])
         self._ours = None
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return ending(code)
 
     def _enter(self, state: State) -> None:
         self._state, self._since_ms = state, time.time_ns() // 1_000_000
         self._changed()
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its exit code (negative: the signal), as `status` says it."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def left_over(pid_file: Path) -> Identity | None:

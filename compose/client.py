@@ -91,7 +91,9 @@ class Client:
             raise EnvironmentRefusal(
                 "away",
                 f"The plane at {self.url} does not answer: {error}.",
-                "Look at `enginehouse status`; start it with `up`.",
+                "See that ENGINEHOUSE_URL names it, and that it runs there."
+                if elsewhere() is not None
+                else "Look at `enginehouse status`; start it with `up`.",
             ) from error
         if response.status >= http.client.BAD_REQUEST:
             raise refused(response.status, answer, response.headers.get("Retry-After"))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from compose.child import BACK_OFF_S, STEADY_S, ChildState, State
+from compose.child import BACK_OFF_S, STEADY_S, ChildState, State, ending
 from compose.embedded.process import ServerProcess
 from compose.embedded.refusal import ServerRefusal
 
@@ -68,7 +68,7 @@ class ServerChild:
         while not self._stopping.is_set():
             self.restarts += 1
             pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
-            self._last_exit = f"ended with status {code}"
+            self._last_exit = ending(code)
             log.warning("server_ended", server=self.name, exit=self._last_exit, again_in_s=pause)
             self._enter("waiting")
             with contextlib.suppress(TimeoutError):

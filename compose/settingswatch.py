@@ -22,6 +22,8 @@ from controlplane.subjects import COMMAND_OPERATOR
 
 POLL_S: Final = 0.5
 """A look at four numbers of one file. inotify would have to follow every link on the way, and misses network mounts."""
+GONE_LOOKS: Final = 6
+"""Looks in a row that find no file, until that is said: whoever replaces one is quicker."""
 APPLY_S: Final = 30.0
 KEYS: Final = {
     "pool_bytes": "[node] pool_bytes", "devices": "[node] devices", "gpus": "[node] gpus", "drain_ms": "[node] drain",
@@ -95,10 +97,15 @@ class SettingsWatch:
 
     async def follow(self, seen: Stamp) -> None:
         """Apply the file whenever it differs from `seen`; for ever."""
+        missed = 0
         while True:
             await asyncio.sleep(POLL_S)
             await self._keep()
             now = stamp(self.path)
+            missed = missed + 1 if now is None else 0
+            if missed == GONE_LOOKS:
+                log.warning("settings_gone", path=str(self.path))
+                self._say(f"settings file {self.path} is gone, or can't be read: what was applied from it stays")
             if now == seen or now is None:  # not there: it is being replaced, or was taken away; the models stay
                 continue
             if await self._changed():

@@ -88,7 +88,7 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     if isinstance(error, MethodNotAllowedException):
-        response.headers["allow"] = ", ".join(allowed(error))
+        response.headers["allow"] = ", ".join(allowed(request, error))
     return response
 
 

@@ -6,6 +6,8 @@ from litestar import Request
 from litestar.datastructures import Headers
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException, ValidationException
 
+from web.head import USED_UP
+
 BODY: Final = "data"
 """The framework's name for a body."""
 SHOWN: Final = 100
@@ -27,17 +29,17 @@ def complaint(request: Request[Any, Any, Any], error: HTTPException) -> tuple[st
             cure = "it has chat/completions, completions and models" if path.startswith("/v1") else "GET /api/schema lists all"
             return None, f"there is no {request.method} {path[:SHOWN]}; {cure}"
         case MethodNotAllowedException():
-            return None, f"{request.url.path[:SHOWN]} takes {', '.join(allowed(error))}, not {request.method}"
+            return None, f"{request.url.path[:SHOWN]} takes {', '.join(allowed(request, error))}, not {request.method}"
         case ValidationException(extra=[dict(first), *_]):
             return _invalid(request, str(first.get("key") or ""), str(first.get("message", error.detail)))
         case _:
             return None, error.detail
 
 
-def allowed(error: MethodNotAllowedException) -> list[str]:
-    """The methods that would be taken: HEAD wherever GET is, which the routes don't know."""
+def allowed(request: Request[Any, Any, Any], error: MethodNotAllowedException) -> list[str]:
+    """The methods that would be taken: HEAD wherever GET is and changes nothing, which the routes don't know."""
     known = set(Headers(error.headers or {}).get("allow", "").split(", "))
-    return sorted(known | {"HEAD"} if "GET" in known else known)
+    return sorted(known | {"HEAD"} if "GET" in known and request.url.path not in USED_UP else known)
 
 
 def _invalid(request: Request[Any, Any, Any], name: str, message: str) -> tuple[str | None, str]:

@@ -11,7 +11,7 @@ import click
 from compose.cli.options import as_json, echo_json, table
 from compose.directory import plane_of
 from compose.refusal import ApiRefused, EnvironmentRefusal
-from web.tokens import SCOPES, Scope, list_tokens, new_token, revoke_token
+from web.tokens import SCOPES, Scope, list_tokens, new_token, revoke_token, split
 
 T = TypeVar("T")
 NAME_LIMIT: Final = 100
@@ -35,7 +35,8 @@ def new(data: Path, name: str, scope: Scope, json: bool) -> None:
         raise click.BadParameter(f"a name has 1 to {NAME_LIMIT} printable characters", param_hint="NAME")
     text = _database(new_token(plane_of(data).postgres_url, name, scope))
     if json:
-        echo_json({"token": text, "name": name, "scope": scope})
+        known, _ = split(text) or ("", "")  # what `revoke` asks for
+        echo_json({"id": known, "token": text, "name": name, "scope": scope})
     else:
         click.echo(text)
 

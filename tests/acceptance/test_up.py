@@ -168,8 +168,9 @@ def test_doctor_is_content_with_this_machine(plane: PlaneUnderTest) -> None:
 
 
 def test_tokens_are_issued_listed_and_revoked(plane: PlaneUnderTest) -> None:
-    text = plane.cli("token", "new", "somebody").stdout.strip()
-    identifier = text.split("_")[1]
+    issued = json.loads(plane.cli("token", "new", "somebody", "--json").stdout)
+    identifier = issued["token"].split("_")[1]
+    assert issued["id"] == identifier
     rows = json.loads(plane.cli("token", "list", "--json").stdout)
     assert (rows[-1]["id"], rows[-1]["name"], rows[-1]["scope"]) == (identifier, "somebody", "inference")
     assert plane.cli("token", "revoke", identifier).returncode == 0

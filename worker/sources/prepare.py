@@ -58,7 +58,7 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
     if missing := [name for name in libraries if find_spec(name) is None]:
         raise SourceRefused(
             "engine_missing",
-            f"{' and '.join(missing)} not installed here, which engine {spec.engine!r} needs: "
+            f"engine {spec.engine!r} needs {' and '.join(missing)}, which this machine doesn't have: "
             f"pip install 'enginehouse[{extra}]'",
             final=False,
         )

@@ -119,6 +119,7 @@ def test_of_a_plane_elsewhere_nothing_is_said_about_this_machine(
     assert ran("--data", str(tmp_path), "status") == 1
     said = capsys.readouterr().err
     assert "http://127.0.0.1:1 does not answer" in said and "no `up` runs" not in said
+    assert "ENGINEHOUSE_URL" in said and "enginehouse status" not in said, "that is what was asked"
 
 
 def test_names_and_ids_stay_whole_on_a_narrow_terminal(

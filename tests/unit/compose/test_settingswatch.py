@@ -64,6 +64,20 @@ async def end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_file_that_is_taken_away_changes_nothing_and_is_missed_once(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "1.toml", list[str]()
+    path.write_text(MODEL.format("a"))
+    task = await watched(path, bus, said)
+    path.unlink()
+    await until(lambda: said)
+    assert said == [f"settings file {path} is gone, or can't be read: what was applied from it stays"]
+    assert bus.applied == []
+    path.write_text(MODEL.format("b"))
+    await until(lambda: bus.applied == [("b",)])
+    assert len(said) == 2
+    await end(task)
+
+
 async def test_a_file_that_is_written_replaced_or_relinked_is_applied(tmp_path: Path, bus: FakeBus) -> None:
     first, second, link = tmp_path / "1.toml", tmp_path / "2.toml", tmp_path / "link.toml"
     first.write_text(MODEL.format("a"))
