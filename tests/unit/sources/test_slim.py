@@ -17,4 +17,4 @@ async def test_a_real_model_is_refused_by_name_of_what_is_missing(tmp_path: Path
         await prepare(ModelSpec(name="m", source=str(tmp_path), engine="transformers"), tmp_path, lambda done, total: None)
     assert refused.value.code == "engine_missing"
     assert not refused.value.final, "once it is installed, the next try goes well"
-    assert "torch not installed" in refused.value.message and "pip install 'enginehouse[cpu]'" in refused.value.message
+    assert "needs torch, which" in refused.value.message and "pip install 'enginehouse[cpu]'" in refused.value.message
