@@ -94,6 +94,9 @@ class Call:
         match ending:
             case RequestFailed(code=code, message=message):
                 error = ApiError.ended(code, message)
+            case RequestCancelled(by="gateway"):  # that is us: we were taken for dead
+                message = f"request {self.request} was given up: the plane heard nothing of this web process; send it again"
+                error = ApiError.ended("request_lost", message)
             case RequestCancelled(by=by):
                 error = ApiError.ended("cancelled", f"request {self.request} was cancelled by the {by}")
             case RequestFinished() | None:

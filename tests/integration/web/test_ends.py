@@ -315,6 +315,21 @@ async def test_a_stopping_web_process_tells_callers_and_ends_their_requests(hous
     await until(lambda: len(house.node.frontend.aborted) == 2)
 
 
+async def test_a_caller_whose_gateway_was_taken_for_dead_is_told_to_ask_again(house: House) -> None:
+    await warm(house)
+    house.node.script.gate.clear()
+    call = asyncio.create_task(house.chat())
+    await until(lambda: house.node.frontend.running)
+    known = house.services.gateway.gateway
+    order = Order(id=ids.new(ids.COMMAND), actor=f"gateway:{known}", body=CloseGateway(gateway=known, code="stopped"))
+    await house.bus.command(COMMAND_GATEWAY, order)
+    with pytest.raises(openai.APIStatusError) as caught:
+        await call
+    assert (caught.value.status_code, caught.value.code) == (503, "request_lost")
+    assert "send it again" in caught.value.message
+    await house.settled("RequestFinished", "RequestCancelled")
+
+
 async def test_a_gateway_that_was_taken_for_dead_opens_again(house: House) -> None:
     await warm(house)
     before = house.services.gateway.gateway
