@@ -34,7 +34,7 @@ class Client:
         self._token = token
 
     @staticmethod
-    def of(data: Path) -> "Client":
+    def of(data: Path, timeout_s: float = TIMEOUT_S) -> "Client":
         """The client of the plane in `data`, or of the one that ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN name.
 
         Raises EnvironmentRefusal when neither says where the plane is.
@@ -56,7 +56,7 @@ class Client:
                 raise EnvironmentRefusal(
                     "no_token", f"{data / 'secrets' / ADMIN_TOKEN} can't be read: {error.strerror}.", "Set ENGINEHOUSE_TOKEN."
                 ) from error
-        return Client(url, token)
+        return Client(url, token, timeout_s)
 
     def get(self, *path: str, **query: object) -> Any:
         """GET `/path/...`, each part quoted. Raises ApiRefused or EnvironmentRefusal."""
@@ -124,6 +124,7 @@ def refused(status: int, answer: bytes, retry_after: str | None) -> ApiRefused:
     except msgspec.DecodeError:
         error = {}
     error = error if isinstance(error, dict) else {}
-    message = str(error.get("message") or answer[:200].decode(errors="replace") or f"status {status}")
+    reasons = "; ".join(map(str, error.get("reasons", ())))  # of /readyz
+    message = str(error.get("message") or reasons or answer[:200].decode(errors="replace") or f"status {status}")
     seconds = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdigit() else None
     return ApiRefused(status, str(error.get("code") or status), message, seconds)

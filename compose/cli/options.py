@@ -59,10 +59,10 @@ def table(*columns: str, rows: list[list[str]], empty: str) -> None:
 
 
 @contextmanager
-def api(data: Path) -> "Iterator[Client]":
+def api(data: Path, timeout_s: float | None = None) -> "Iterator[Client]":
     from compose.client import Client  # noqa: PLC0415 (`up` is no client)
 
-    client = Client.of(data)
+    client = Client.of(data) if timeout_s is None else Client.of(data, timeout_s)
     try:
         yield client
     finally:

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -16,6 +16,9 @@ from compose.refusal import ApiRefused, EnvironmentRefusal
 from compose.supervisor import read_states
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
+
+LOOK_S: Final = 6.0
+"""For each answer: who asks what is wrong is not kept waiting by a web process that hangs. `/readyz` itself takes up to 2 s."""
 
 
 def with_retired(command: F) -> F:
@@ -42,9 +45,10 @@ def status(context: click.Context, every: bool, json: bool) -> None:
     trouble = "" if held is not None or away else f"no `up` runs in {data}"
     with contextlib.ExitStack() as stack:
         try:
-            client = stack.enter_context(api(data))
+            client = stack.enter_context(api(data, LOOK_S))
             found = {name: client.get("api", name) for name in ("devices", "models", "nodes")}
             found["models"] = living(found["models"], every)
+            client.get("readyz")  # refused when something behind web does not answer, whatever its process looks like
         except (EnvironmentRefusal, ApiRefused) as refusal:
             trouble = trouble or str(refusal)
     ill = [one for one in processes if one.state != "ready"]

@@ -1,6 +1,8 @@
 """What the command line says when something is in the way: one sentence, or one JSON document, never a traceback."""
 
+import http.server
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,39 @@ def test_of_a_plane_elsewhere_nothing_is_said_about_this_machine(
     said = capsys.readouterr().err
     assert "http://127.0.0.1:1 does not answer" in said and "no `up` runs" not in said
     assert "ENGINEHOUSE_URL" in said and "enginehouse status" not in said, "that is what was asked"
+
+
+class Unready(http.server.BaseHTTPRequestHandler):
+    """A web process whose decider hangs."""
+
+    def do_GET(self) -> None:
+        ready = self.path != "/readyz"
+        body = (
+            b"[]" if ready else b'{"ready":false,"reasons":["the decider does not answer","the event stream does not answer"]}'
+        )
+        self.send_response(200 if ready else 503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_status_says_what_does_not_answer_though_every_process_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unready) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("ENGINEHOUSE_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setenv("ENGINEHOUSE_TOKEN", "eh_a_b")
+        try:
+            assert ran("--data", str(tmp_path), "status") == 1
+        finally:
+            server.shutdown()
+    said = capsys.readouterr()
+    assert "no models" in said.out
+    assert "the decider does not answer; the event stream does not answer" in said.err
 
 
 def test_names_and_ids_stay_whole_on_a_narrow_terminal(
