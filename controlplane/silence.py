@@ -42,7 +42,8 @@ class Silence:
             elif not node.heard and at and now - at <= NODE_S:
                 found.append(NodeHeard(node=node.node))
         for gateway in fleet.gateways:
-            if now - max(self._gateways.get(gateway, 0.0), self._since) > GATEWAY_S:
+            heard = self._gateways.setdefault(gateway, now)  # one that has just opened has yet to beat
+            if now - max(heard, self._since) > GATEWAY_S:
                 found.append(CloseGateway(gateway=gateway, code="silent"))
         self._forget(fleet)
         return found

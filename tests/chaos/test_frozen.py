@@ -1,4 +1,4 @@
-"""Processes of an instance that are stopped and not killed: nothing about them ends by itself."""
+"""Processes that are stopped and not killed: nothing about them ends by itself."""
 
 import asyncio
 import json
@@ -44,6 +44,26 @@ async def test_the_caller_of_a_frozen_engine_gets_a_typed_error_and_the_next_one
 async def test_a_stream_goes_on_where_its_frozen_frontend_left_it(plane: PlaneUnderTest) -> None:
     expected = await plane.chat(MODEL, TEXT)
     assert await _frozen_while_streaming(plane, "frontend") == (expected, None)
+
+
+async def test_a_web_process_that_was_taken_for_dead_serves_again_and_goes_on_serving(plane: PlaneUnderTest) -> None:
+    expected, web, before = await plane.chat(MODEL, TEXT), plane.child("web"), await plane.head()
+
+    async def closed() -> list[Any]:
+        return await plane.events("GatewayClosed", after=before)
+
+    plane.kill(web, signal.SIGSTOP)
+    try:
+        await plane.until(closed, "the gateway is given up")
+    finally:
+        plane.kill(web, signal.SIGCONT)
+
+    async def opened() -> list[Any]:
+        return await plane.events("GatewayOpened", after=before)
+
+    await plane.until(opened, "the gateway has opened again")
+    assert await plane.chat(MODEL, TEXT) == expected, "which takes some seconds"
+    assert [one.event.code for one in await closed()] == ["silent"]
 
 
 async def test_down_ends_what_is_frozen() -> None:

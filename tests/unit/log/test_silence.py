@@ -49,9 +49,17 @@ def test_a_beat_of_another_run_of_the_worker_does_not_count() -> None:
     assert silence.commands(fleet(JOINED, NodeFellSilent(node="n1")), 104.1) == []
 
 
+def test_a_gateway_that_has_just_opened_has_five_seconds_for_its_first_beat() -> None:
+    silence = Silence(100.0)
+    assert silence.commands(fleet(OPENED), 500.0) == []
+    assert silence.commands(fleet(OPENED), 504.9) == []
+    assert silence.commands(fleet(OPENED), 505.1) == [CloseGateway(gateway="gw_1", code="silent")]
+
+
 def test_nobody_is_blamed_for_the_time_in_which_we_were_deaf() -> None:
     silence = Silence(100.0)
     silence.heard_node(beat(), 101.0)
+    silence.heard_gateway(GatewayBeat(gateway="gw_1", at_ms=0), 101.0)
     silence.deaf(150.0)
     assert silence.commands(fleet(JOINED, OPENED), 152.9) == []
     assert silence.commands(fleet(JOINED, OPENED), 155.1) == [
