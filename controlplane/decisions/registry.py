@@ -41,7 +41,8 @@ SOFT = ("cells", "idle", "aliases", "note")
 def register(draft: Draft, command: RegisterModel) -> None:
     spec = command.spec
     if (other := draft.fleet.models.get(spec.name)) is not None and not other.retired:
-        raise Refused(Code.MODEL_EXISTS, f"a model called {spec.name} exists; revise it instead", model=spec.name)
+        cure = f"change it with PUT /api/models/{spec.name}, or where it is written in the settings file; or remove it first"
+        raise Refused(Code.MODEL_EXISTS, f"a model called {spec.name} exists; {cure}", model=spec.name)
     check_names([m.spec for m in _live(draft.fleet)] + [spec])
     _check_fits(draft, spec)
     _register(draft, spec, "api")

@@ -47,8 +47,14 @@ async def request_story(request: Request[Any, Any, Any], name: FromPath[str]) ->
         return _story(request, events, None, title=f"Request {name}", here="requests")
     return _story(
         request, events, None, title=f"Request {name}", here="requests", tone=TONES[shown.outcome], words=shown.outcome,
-        lead=" ".join(filter(None, (shown.reason, shown.message))), facts=_request_facts(shown),
+        lead=why_words(shown), facts=_request_facts(shown),
     )  # fmt: skip
+
+
+def why_words(shown: RequestRow) -> str:
+    if shown.outcome == "failed" and shown.message:
+        return f"{shown.message} ({shown.reason})"
+    return " ".join(filter(None, (shown.reason, shown.message)))
 
 
 def _request_facts(shown: RequestRow) -> tuple[Fact, ...]:

@@ -203,4 +203,4 @@ class Requests:
 
 
 def _died() -> Closed:
-    return Closed(reason="engine_died", error=True, message="the engine's process died")
+    return Closed(reason="engine_died", error=True, message="the engine's process died in the middle of it; send it again")

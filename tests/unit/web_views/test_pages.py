@@ -10,6 +10,7 @@ import pytest
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.testing import TestClient
+from msgspec.structs import replace
 
 from controlplane.commands import Load
 from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelSetBack
@@ -18,8 +19,9 @@ from controlplane.spec import Idle
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from web.pages import Site, Stage, router, static
-from web.pages.stories import idle_words
+from web.pages.stories import idle_words, why_words
 from web.pages.templates import STATIC, TEMPLATES, integrity
+from web.views.requests import RequestRow
 
 NOW = 1_800_000_000_000
 EVIL = """"><script>alert(1)</script><img src=x onerror=alert(1)>'{{7*7}}</hx-partial>\r\ndata: x"""
@@ -155,6 +157,23 @@ def test_what_is_not_there_is_told_on_a_page(client: TestClient[Litestar]) -> No
     for path in ("/events/99999", "/models/nobody", "/instances/nobody", "/requests/nobody", "/operations/nobody"):
         answer = client.get(path)
         assert (answer.status_code, "Back to the live page" in answer.text) == (404, True), path
+
+
+def test_a_request_that_failed_says_why_in_a_sentence_with_its_code() -> None:
+    row = RequestRow(
+        request="req_1",
+        model="m",
+        at_ms=0,
+        outcome="failed",
+        kind="chat",
+        streamed=False,
+        reason="engine_died",
+        message="it died",
+    )
+    assert why_words(row) == "it died (engine_died)"
+    assert (
+        why_words(replace(row, outcome="cancelled", reason="by caller", message="while running")) == "by caller while running"
+    )
 
 
 def test_what_no_operator_asked_for_is_no_open_operation(client: TestClient[Litestar], plane: StagedPlane) -> None:
