@@ -144,7 +144,14 @@ def _beside(swap_of: SwapParts, part: Part, setting: Setting, others: list[str],
 
 
 def _devices(shape: str, number: int) -> tuple[gpus.Gpu, ...]:
-    """The GPUs to measure; none for what the Transformers engine can do without. Raises EnvironmentRefusal."""
+    """The GPUs to measure; none for what the Transformers engine can do without.
+
+    Raises EnvironmentRefusal, click.BadParameter for what is no shape.
+    """
+    if shape != SMALL and shape not in SHAPES and not _is_directory(shape):
+        raise click.BadParameter(
+            f"{shape!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}, {SMALL}."
+        )
     here = gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not here:
         if shape == SMALL or _is_directory(shape):
@@ -155,8 +162,6 @@ def _devices(shape: str, number: int) -> tuple[gpus.Gpu, ...]:
         )  # fmt: skip
     if shape == SMALL:
         return ()
-    if shape not in SHAPES and not _is_directory(shape):
-        raise click.BadParameter(f"{shape!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}.")
     if number > len(here):
         raise EnvironmentRefusal("few_gpus", f"--gpus {number}, and this machine has {len(here)}.", "Ask for fewer.")
     if missing := [name for name in ("vllm", "cuda") if find_spec(name) is None]:

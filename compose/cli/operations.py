@@ -14,12 +14,13 @@ from compose.refusal import ApiRefused
 from controlplane.ids import COMMAND, INSTANCE, new
 
 POLL_S: Final = 0.1
+SECONDS: Final = click.FloatRange(min=0, min_open=True)
 
 
 def _operation(kind: str, text: str) -> click.Command:
     @click.command(kind, help=text)
     @click.argument("model")
-    @click.option("--timeout", "timeout_s", type=float, default=600, show_default=True, help="Seconds to wait for the end.")
+    @click.option("--timeout", "timeout_s", type=SECONDS, default=600, show_default=True, help="Seconds to wait for the end.")
     @click.option("--no-wait", is_flag=True, help="Return as soon as it is accepted.")
     @as_json
     @click.pass_obj
@@ -36,7 +37,7 @@ def _operation(kind: str, text: str) -> click.Command:
 @click.command()
 @click.argument("what", metavar="MODEL|INSTANCE")
 @click.option("--to", "device", required=True, metavar="DEVICE", help="Name or id of the device to go to.")
-@click.option("--timeout", "timeout_s", type=float, default=600, show_default=True, help="Seconds to wait for the end.")
+@click.option("--timeout", "timeout_s", type=SECONDS, default=600, show_default=True, help="Seconds to wait for the end.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is accepted.")
 @as_json
 @click.pass_obj

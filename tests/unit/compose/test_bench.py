@@ -34,12 +34,19 @@ def test_without_a_gpu_it_says_so_and_names_what_can_be_measured(no_gpu: None, c
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--against", "vllm-l3"), ("--parts", "all"), ("--arguments", "[]"), ("--cycles", "0")]
+    ("option", "value"),
+    [("--against", "vllm-l3"), ("--parts", "all"), ("--arguments", "[]"), ("--cycles", "0")],
 )
 def test_what_it_does_not_know_is_named(option: str, value: str, no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("bench", "swap", option, value) == 2
     said = capsys.readouterr().err
     assert option in said
+
+
+def test_a_shape_that_is_none_is_named_before_a_gpu_is_missed(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("bench", "swap", "--shape", "nope") == 2
+    said = capsys.readouterr().err
+    assert "'nope' is neither a directory" in said and "smollm2" in said
 
 
 def test_the_list_of_benches_is_there_without_their_imports(capsys: pytest.CaptureFixture[str]) -> None:

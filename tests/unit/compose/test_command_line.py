@@ -196,6 +196,12 @@ def test_nothing_to_show_is_said(
     assert capsys.readouterr().out == said
 
 
+@pytest.mark.parametrize("command", [["sleep", "m"], ["move", "m", "--to", "d"]])
+def test_nobody_waits_less_than_no_time(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("--data", str(tmp_path), *command, "--timeout", "-1") == 2
+    assert "--timeout" in capsys.readouterr().err
+
+
 def test_a_token_that_is_not_there_is_told_like_any_refusal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
