@@ -12,6 +12,8 @@ from controlplane.settings import Settings, read
 NAME: Final = "enginehouse.toml"
 
 Stamp = tuple[int, int, int, int] | None
+SIZE = 3
+"""Where a stamp has the file's size."""
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import structlog
 from msgspec import structs
 
 from compose.node import checkpoint_bytes
-from compose.settingsfile import Stamp, stamp
+from compose.settingsfile import SIZE, Stamp, stamp
 from controlplane import ids
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
@@ -23,7 +23,7 @@ from controlplane.subjects import COMMAND_OPERATOR
 POLL_S: Final = 0.5
 """A look at four numbers of one file. inotify would have to follow every link on the way, and misses network mounts."""
 GONE_LOOKS: Final = 6
-"""Looks in a row that find no file, until that is said: whoever replaces one is quicker."""
+"""Looks in a row that find no file, or nothing in it, until that is said: whoever replaces one is quicker."""
 APPLY_S: Final = 30.0
 KEYS: Final = {
     "pool_bytes": "[node] pool_bytes", "devices": "[node] devices", "gpus": "[node] gpus", "drain_ms": "[node] drain",
@@ -102,10 +102,12 @@ class SettingsWatch:
             await asyncio.sleep(POLL_S)
             await self._keep()
             now = stamp(self.path)
+            if now is not None and not now[SIZE]:
+                now = None  # some editors empty a file before they write it: that is no order to retire all models
             missed = missed + 1 if now is None else 0
             if missed == GONE_LOOKS:
                 log.warning("settings_gone", path=str(self.path))
-                self._say(f"settings file {self.path} is gone, or can't be read: what was applied from it stays")
+                self._say(f"settings file {self.path} is gone, empty, or can't be read: what was applied from it stays")
             if now == seen or now is None:  # not there: it is being replaced, or was taken away; the models stay
                 continue
             if await self._changed():

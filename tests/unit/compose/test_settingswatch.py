@@ -70,11 +70,26 @@ async def test_a_file_that_is_taken_away_changes_nothing_and_is_missed_once(tmp_
     task = await watched(path, bus, said)
     path.unlink()
     await until(lambda: said)
-    assert said == [f"settings file {path} is gone, or can't be read: what was applied from it stays"]
+    assert said == [f"settings file {path} is gone, empty, or can't be read: what was applied from it stays"]
     assert bus.applied == []
     path.write_text(MODEL.format("b"))
     await until(lambda: len(said) == 2)  # what was applied is told after it
     assert bus.applied == [("b",)]
+    await end(task)
+
+
+async def test_a_file_that_is_emptied_before_it_is_written_retires_nobody(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "1.toml", list[str]()
+    path.write_text(MODEL.format("a"))
+    task = await watched(path, bus, said)
+    path.write_text("")
+    await until(lambda: said)
+    assert bus.applied == []
+    path.write_text(MODEL.format("b"))
+    await until(lambda: bus.applied)
+    path.write_text("# no models\n")
+    await until(lambda: len(bus.applied) == 2)
+    assert bus.applied == [("b",), ()], "who means none says so"
     await end(task)
 
 
