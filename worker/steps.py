@@ -10,6 +10,7 @@ from worker import cells, checkpoint, filling, occupancy, processes, skeleton
 from worker.desired import Wanted
 from worker.engines.interface import OWN_LAYOUT
 from worker.failure import StepFailed
+from worker.images import building
 from worker.images import steps as images
 from worker.images.reading import Reading
 from worker.local import LocalInstance
@@ -103,7 +104,7 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
             return await filling.fill(local), ""
         case StepName.BUILD:
             assert move.goal is not None
-            return await images.build(local, move.goal, wanted)
+            return await building.build(local, move.goal, wanted)
         case StepName.START_FRONTEND:
             await _start_frontend(local)
         case StepName.TAKE_CELLS:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from worker.images import facts, reading
 from worker.images import manifest as manifests
+from worker.images.building import to_its_end
 from worker.images.fingerprint import Fingerprint
 from worker.images.manifest import ImageBroken, Manifest
 from worker.images.reading import Reading
-from worker.images.steps import to_its_end
 from worker.images.store import Store
 
 MADE = Fingerprint(
