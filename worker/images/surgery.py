@@ -92,7 +92,6 @@ class Surgery:
 
     async def restore(self, wanted: Restore) -> None:
         """Raises SurgeryFailed; then nothing of it is left, unless its code is `unkillable`."""
-        _clear_way(Path(wanted.place))
         log, work = self._directory.log("restore"), self._directory.path
         script, mark = work / "refill.sh", work / "refilled"
         mark.unlink(missing_ok=True)
@@ -108,6 +107,7 @@ class Surgery:
                 raise SurgeryFailed("pid_taken", "another restore is under way on this node, and pids are shared by all")
             if processes.identify(wanted.pid) is not None:
                 raise SurgeryFailed("pid_taken", f"pid {wanted.pid}, which the image needs, is another process's")
+            _clear_way(Path(wanted.place))  # not before: the pid's owner may be about to read its release there
             try:
                 await self._run_criu(argv, log, "restore_failed", wanted.deadline_ms / 1000)
                 if refilling and not mark.exists():

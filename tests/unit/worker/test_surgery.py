@@ -1,5 +1,6 @@
 """What a failed restore leaves is ended, and what can't be ended is told."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from worker.census import Census
+from worker.engines.parking import RELEASE
 from worker.holdermessages import Restore
 from worker.images import surgery
 from worker.images.surgery import Surgery, SurgeryFailed
@@ -27,10 +29,10 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[b
     return left
 
 
-async def restored(directory: InstanceDir) -> SurgeryFailed:
+async def restored(directory: InstanceDir, pid: int = 1 << 23) -> SurgeryFailed:
     directory.create("cfg_1")
     wanted = Restore(
-        criu="criu", directory=str(directory.path / "image"), pid=1 << 23, place=str(directory.path / "place"), deadline_ms=9
+        criu="criu", directory=str(directory.path / "image"), pid=pid, place=str(directory.path / "place"), deadline_ms=9
     )
     with pytest.raises(SurgeryFailed) as failed:
         await Surgery(directory, Census.before()).restore(wanted)
@@ -64,3 +66,17 @@ async def test_one_that_ends_leaves_the_failure_itself(
     assert (await restored(directory)).code == "restore_failed"
     record = directory.read()
     assert record is not None and record.engine is None
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+async def test_one_that_finds_its_pid_taken_leaves_the_owner_its_release(tmp_path: Path, under_way: bool) -> None:
+    directory = InstanceDir(tmp_path / "run" / "inst", "ins_1")
+    release = directory.path / "place" / RELEASE
+    release.parent.mkdir(parents=True)
+    release.write_text("ins_2", encoding="utf-8")
+    with (tmp_path / "run" / "restore.lock").open("wb") as lock:
+        if under_way:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        failure = await restored(directory, pid=os.getpid())
+    assert failure.code == "pid_taken" and ("another restore" in failure.message) == under_way
+    assert release.read_text(encoding="utf-8") == "ins_2"
