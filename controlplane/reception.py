@@ -1,6 +1,7 @@
 """The decider's ear on the bus: commands to the desk, beats to `Silence`, the state to whoever asks."""
 
 import asyncio
+import secrets
 import time
 import zlib
 from typing import Final
@@ -46,15 +47,14 @@ from controlplane.envelope import without_nul
 from controlplane.fleet import Fleet, dump
 from controlplane.refusal import Code, Refusal
 from controlplane.silence import Silence
-from controlplane.subjects import GatewayBeat, NodeBeat
+from controlplane.subjects import Echo, GatewayBeat, NodeBeat
 
 ROUND_S: Final = 0.25
-STALLED_S: Final = 1.0
-"""A round that comes this late shows that we stood still, and heard nobody meanwhile."""
 COMPRESS_BYTES: Final = 64 * 1024
 _orders = msgspec.json.Decoder(Order)
 _node_beats = msgspec.json.Decoder(NodeBeat)
 _gateway_beats = msgspec.json.Decoder(GatewayBeat)
+_echoes = msgspec.json.Decoder(Echo)
 _encoder = msgspec.json.Encoder()
 log = structlog.get_logger("reception")
 
@@ -64,11 +64,12 @@ class Reception:
 
     def __init__(self, bus: Bus, desk: Desk) -> None:
         self._bus, self._desk = bus, desk
-        self._silence = Silence(time.monotonic())
+        self._silence = Silence(uptime_s())
+        self._name = secrets.token_hex(8)
         self._subscriptions: list[Subscription] = []
         self._dumped: tuple[int, bytes] = (-1, b"")
         self._ticking: asyncio.Task[Reply] | None = None
-        self._forget = bus.on_reconnect(lambda: self._silence.deaf(time.monotonic()))
+        self._forget = bus.on_reconnect(lambda: self._silence.deaf(uptime_s()))
 
     async def open(self) -> None:
         nc = self._bus.nc
@@ -89,18 +90,16 @@ class Reception:
 
     async def rounds(self) -> None:
         """Every 250 ms: what silence and time make due. For ever."""
-        last = time.monotonic()
         while True:
             await asyncio.sleep(ROUND_S)
-            now = time.monotonic()
-            if now - last > STALLED_S or not self._bus.nc.is_connected:
-                self._silence.deaf(now)
-            last = now
+            now = uptime_s()
+            await self._bus.publish(subjects.BEAT_DESK, Echo(desk=self._name, sent_s=now))
             fleet = self._desk.fleet
             for body in self._silence.commands(fleet, now):
                 await self._desk.submit(Order(id=ids.new(ids.COMMAND), actor=DESK, body=body))
             if timely(fleet) and (self._ticking is None or self._ticking.done()):
-                tick = Order(id=ids.new(ids.COMMAND), actor=DESK, body=Tick())
+                since_ms = time.time_ns() // 1_000_000 - round(1000 * (now - self._silence.back_since(now)))
+                tick = Order(id=ids.new(ids.COMMAND), actor=DESK, body=Tick(since_ms=since_ms))
                 self._ticking = asyncio.create_task(self._desk.submit(tick))
 
     async def _command(self, message: Msg) -> None:
@@ -133,9 +132,13 @@ class Reception:
             await self._bus.nc.publish(message.reply, packed, headers={ENCODING: "deflate"})
 
     async def _beat(self, message: Msg) -> None:
-        now, kind = time.monotonic(), message.subject.split(".")
+        now, kind = uptime_s(), message.subject.split(".")
         try:
-            if kind[1] == "node":
+            if message.subject == subjects.BEAT_DESK:
+                echo = _echoes.decode(message.data)
+                if echo.desk == self._name:
+                    self._silence.echoed(echo.sent_s, now)
+            elif kind[1] == "node":
                 beat = _node_beats.decode(message.data)
                 if beat.node == kind[2]:
                     self._silence.heard_node(beat, now)
@@ -143,6 +146,11 @@ class Reception:
                 self._silence.heard_gateway(_gateway_beats.decode(message.data), now)
         except (msgspec.DecodeError, IndexError) as error:
             log.warning("beat_unreadable", subject=message.subject, error=repr(error))
+
+
+def uptime_s() -> float:
+    """Seconds since the machine was started, those in which it was suspended with them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def timely(fleet: Fleet) -> bool:

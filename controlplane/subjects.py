@@ -13,6 +13,8 @@ COMMANDS: Final = "cmd.>"
 COMMAND_GATEWAY: Final = "cmd.gateway"
 COMMAND_OPERATOR: Final = "cmd.operator"
 BEATS: Final = "beat.>"
+BEAT_DESK: Final = "beat.desk"
+"""The decider's word to itself (`Echo`), by the way that beats come: what tells it whether it hears."""
 ASK_STATE: Final = "ask.state"
 """Request (empty) -> `fleet.dump` bytes of the decider's committed state."""
 
@@ -133,6 +135,13 @@ class GatewayBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     gateway: str
     at_ms: int
+
+
+class Echo(msgspec.Struct, frozen=True, kw_only=True):
+    desk: str
+    """Whose it is: another decider may have reigned a moment ago."""
+    sent_s: float
+    """By a clock of that decider's."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,8 +66,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             admission.admit(draft, command)
         case EndRequests() as command:
             admission.end_requests(draft, command)
-        case Tick():
-            timers.tick(draft)
+        case Tick() as command:
+            timers.tick(draft, command)
         case Interrupt() as command:
             admission.interrupt(draft, command)
         case CancelRequest() as command:

@@ -1,5 +1,6 @@
 """What time alone brings about. The desk's ticks are the only clock."""
 
+from controlplane.commands import Tick
 from controlplane.decisions import descent, endings, hostroom, images, operations, standing
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
@@ -14,10 +15,10 @@ from controlplane.rungs import Rung
 from controlplane.spec import Idle
 
 
-def tick(draft: Draft) -> None:
+def tick(draft: Draft, command: Tick) -> None:
     """1. End what has waited too long. 2. Move the queue on (back-offs may be over). 3. Send the idle down, once nobody wants
     them, and those that take too much of a host. 4. Make stale images anew. 5. Watch transitions."""
-    _deadlines(draft)
+    _deadlines(draft, command.since_ms)
     advance(draft)
     operations.pursue(draft)
     _idle(draft)
@@ -28,7 +29,8 @@ def tick(draft: Draft) -> None:
         directive = instance.directive
         if directive is None or instance.directive_settled or directive.overdue:
             continue
-        if (waited := draft.now - directive.at_ms) > OVERDUE_MS:
+        waited = draft.now - directive.at_ms
+        if draft.now - max(directive.at_ms, command.since_ms) > OVERDUE_MS:
             draft.emit(
                 InstanceOverdue(
                     node=instance.node, instance=instance.instance, directive=directive.number, waited_ms=waited
@@ -37,24 +39,27 @@ def tick(draft: Draft) -> None:
             )  # fmt: skip
 
 
-def _deadlines(draft: Draft) -> None:
+def _deadlines(draft: Draft, since_ms: int) -> None:
+    def past(at_ms: int, limit_ms: int) -> bool:
+        return draft.now - max(at_ms, since_ms) >= limit_ms
+
     now = draft.now
     for waiting in list(draft.fleet.waiting.values()):
         for name in waiting:
             request = draft.fleet.requests[name]
             limit = OVERDUE_MS if request.code == "climbing" else QUEUE_DEADLINE_MS
-            if now - request.accepted_ms >= limit:
+            if past(request.accepted_ms, limit):
                 message = f"waited {(now - request.accepted_ms) // 1000} s (limit {limit // 1000}); last: {request.reason}"
                 endings.fail(draft, request, "queue_timeout", message)
     for request in list(draft.fleet.requests.values()):
-        if request.lost_ms is not None and now - request.lost_ms >= LOST_MS:
+        if request.lost_ms is not None and past(request.lost_ms, LOST_MS):
             message = f"{request.instance} is gone, and its gateway has not said what became of the request"
             endings.fail(draft, request, "instance_lost", message)
     for load in loads(draft.fleet):
-        if now - load.requested_ms >= OVERDUE_MS:
+        if past(load.requested_ms, OVERDUE_MS):
             fail(draft, load, "queue_timeout", f"{load.model} was not up after {OVERDUE_MS // 1000} s")
     for save in [o for o in draft.fleet.operations.values() if o.kind == "save"]:
-        if now - save.requested_ms >= OVERDUE_MS and (lacks := images.waits_for_place(draft.fleet, save)) is not None:
+        if past(save.requested_ms, OVERDUE_MS) and (lacks := images.waits_for_place(draft.fleet, save)) is not None:
             fail(draft, save, "queue_timeout", f"after {OVERDUE_MS // 1000} s: {lacks}")
 
 

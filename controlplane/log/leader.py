@@ -9,6 +9,7 @@ with its old epoch is refused once another has begun to reign.
 """
 
 import asyncio
+import contextlib
 from typing import Any, Final, Self
 
 import asyncpg
@@ -42,16 +43,22 @@ class Leadership:
         return cls(connection, epoch)
 
     async def lost(self) -> None:
-        """Return once the lock's session is gone or no longer answers."""
-        while not self._gone.is_set():
-            try:
+        """Return once the lock's session is gone or no longer answers: twice in a row, since the first time it may have been
+        we who stood still, with the answer unread."""
+        missed = 0
+        while not self._gone.is_set() and missed < 2:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_S):
                     await self._gone.wait()
-            except TimeoutError:
-                try:
-                    await self._connection.fetchval("select 1", timeout=PROBE_LIMIT_S)
-                except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                     return
+            try:
+                async with asyncio.timeout(PROBE_LIMIT_S):  # of our own: after one that was late, the library waits for its end
+                    await self._connection.fetchval("select 1")
+                missed = 0
+            except TimeoutError:
+                missed += 1
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                return
 
     async def resign(self) -> None:
         """Give the lock up: a standby takes over at once."""

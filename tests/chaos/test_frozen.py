@@ -11,14 +11,19 @@ import openai
 import pytest
 
 from controlplane.rungs import Rung
+from controlplane.silence import GATEWAY_S
 from tests.plane import NODE, PlaneUnderTest, fake, grants_overlap, running
 
 MODEL = "m"
+OTHER = "n"
 TEXT = "a stream that stands still and must not do so for ever; " * 3
+LONG = TEXT * 2
+"""At 50 tokens a second it outlasts the standstill."""
+STOOD_S = GATEWAY_S + 1.5
 HUNG_S = 3.0
 SEEN_S = 30.0
 """From a freeze to the caller's news: the question, the last one, two busy cores."""
-SETTINGS = NODE + fake(MODEL, tokens_per_s=50)
+SETTINGS = NODE + fake(MODEL, tokens_per_s=50) + fake(OTHER)
 ENVIRONMENT = {"ENGINEHOUSE_DEADLINES": json.dumps({"pulse": 0.5, "hung": HUNG_S})}
 
 
@@ -64,6 +69,36 @@ async def test_a_web_process_that_was_taken_for_dead_serves_again_and_goes_on_se
     await plane.until(opened, "the gateway has opened again")
     assert await plane.chat(MODEL, TEXT) == expected, "which takes some seconds"
     assert [one.event.code for one in await closed()] == ["silent"]
+
+
+@pytest.mark.parametrize("carrier", ["nats", "decider"])
+async def test_nobody_is_taken_for_dead_because_the_bus_or_the_decider_stood_still(plane: PlaneUnderTest, carrier: str) -> None:
+    expected, before = await plane.chat(MODEL, "again"), await plane.head()
+    running = [asyncio.create_task(plane.chat(MODEL, LONG)) for _ in range(3)]
+    queued = asyncio.create_task(plane.chat(OTHER, TEXT))  # its climb is under way, and its report finds nobody
+
+    async def accepted() -> bool:
+        return len(await plane.events("RequestAccepted", after=before)) == 4
+
+    await plane.until(accepted, "all are in the plane")
+    frozen = plane.child(carrier)
+    plane.kill(frozen, signal.SIGSTOP)
+    try:
+        await asyncio.wait(running, timeout=STOOD_S)
+    finally:
+        plane.kill(frozen, signal.SIGCONT)
+    answers = await asyncio.wait_for(asyncio.gather(*running, queued), SEEN_S)
+    assert all(TEXT in answer for answer in answers)
+    assert await plane.chat(MODEL, "again") == expected
+
+    async def ended() -> list[Any]:
+        ends = await plane.events("RequestFinished", "RequestFailed", "RequestCancelled", after=before)
+        return ends if len(ends) >= 6 else []
+
+    ends = await plane.until(ended, "all have ended")
+    requests = {one.event.request for one in ends}
+    assert [one.type for one in ends] == ["RequestFinished"] * len(requests)
+    assert await plane.events("GatewayClosed", "NodeFellSilent", after=before) == []
 
 
 async def test_down_ends_what_is_frozen() -> None:

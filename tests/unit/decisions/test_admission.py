@@ -193,6 +193,19 @@ def test_a_request_whose_instance_is_gone_ends_even_if_its_gateway_says_nothing(
     story.when(Tick(), after_ms=1_000).then(("RequestFailed", {"code": "instance_lost"}))
 
 
+def test_time_in_which_nobody_could_be_heard_is_not_held_against_a_gateway() -> None:
+    story = serving("a").given(admit("req_1", "a"))
+    instance = story.instance_of("a")
+    number, _ = story.directive(instance.instance)
+    story.given(
+        ReportFailed(node="n1", instance=instance.instance, directive=number, rung=Rung.UP, step="s", code="c", message="m")
+    )
+    back = story.now + 3_600_000
+    story.when(Tick(since_ms=back), after_ms=3_600_000).then_nothing()
+    story.when(Tick(since_ms=back), after_ms=9_999).then_nothing()
+    story.when(Tick(since_ms=back), after_ms=1).then(("RequestFailed", {"code": "instance_lost"}))
+
+
 def test_a_gateway_takes_its_requests_with_it() -> None:
     story = serving("a").given(admit("req_1", "a")).given(OpenGateway(gateway="gw_2", host="elsewhere", pid=2))
     story.given(admit("req_2", "a", gateway="gw_2"))

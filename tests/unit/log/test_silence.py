@@ -15,6 +15,18 @@ def fleet(*events: NodeJoined | NodeFellSilent | GatewayOpened) -> Fleet:
     return fold(Chronicle().record(*events))
 
 
+def listening(began: float, until: float) -> Silence:
+    """One that has heard its echo four times a second."""
+    silence = Silence(began)
+    hear(silence, began, until)
+    return silence
+
+
+def hear(silence: Silence, began: float, until: float) -> None:
+    for quarter in range(1, round(4 * (until - began)) + 1):
+        silence.echoed(began + quarter / 4, began + quarter / 4 + 0.01)
+
+
 def beat(incarnation: str = "inc_1") -> NodeBeat:
     return NodeBeat(
         node="n1", incarnation=incarnation, at_ms=0, pool_used_bytes=0, pool_budget_bytes=0, pool_ok=True, device_bytes={}
@@ -22,20 +34,23 @@ def beat(incarnation: str = "inc_1") -> NodeBeat:
 
 
 def test_a_node_is_silent_after_three_seconds_without_a_beat() -> None:
-    silence = Silence(100.0)
+    silence = listening(100.0, 101.0)
     silence.heard_node(beat(), 101.0)
-    assert silence.commands(fleet(JOINED), 103.9) == []
-    assert silence.commands(fleet(JOINED), 104.1) == [NodeSilent(node="n1")]
+    hear(silence, 101.0, 104.0)
+    assert silence.commands(fleet(JOINED), 104.0) == []
+    hear(silence, 104.0, 104.25)
+    assert silence.commands(fleet(JOINED), 104.3) == [NodeSilent(node="n1")]
 
 
 def test_a_node_that_never_beat_has_three_seconds_from_when_we_began_to_listen() -> None:
-    silence = Silence(100.0)
-    assert silence.commands(fleet(JOINED), 102.9) == []
-    assert silence.commands(fleet(JOINED), 103.1) == [NodeSilent(node="n1")]
+    silence = listening(100.0, 103.0)
+    assert silence.commands(fleet(JOINED), 103.0) == []
+    hear(silence, 103.0, 103.25)
+    assert silence.commands(fleet(JOINED), 103.3) == [NodeSilent(node="n1")]
 
 
 def test_a_silent_node_is_heard_again_with_its_next_beat() -> None:
-    silence = Silence(100.0)
+    silence = listening(100.0, 110.0)
     silent = fleet(JOINED, NodeFellSilent(node="n1"))
     assert silence.commands(silent, 110.0) == []
     silence.heard_node(beat(), 111.0)
@@ -43,33 +58,75 @@ def test_a_silent_node_is_heard_again_with_its_next_beat() -> None:
 
 
 def test_a_beat_of_another_run_of_the_worker_does_not_count() -> None:
-    silence = Silence(100.0)
+    silence = listening(100.0, 104.25)
     silence.heard_node(beat("inc_2"), 104.0)
-    assert silence.commands(fleet(JOINED), 104.1) == [NodeSilent(node="n1")]
-    assert silence.commands(fleet(JOINED, NodeFellSilent(node="n1")), 104.1) == []
+    assert silence.commands(fleet(JOINED), 104.3) == [NodeSilent(node="n1")]
+    assert silence.commands(fleet(JOINED, NodeFellSilent(node="n1")), 104.3) == []
 
 
 def test_a_gateway_that_has_just_opened_has_five_seconds_for_its_first_beat() -> None:
-    silence = Silence(100.0)
+    silence = listening(100.0, 500.0)
     assert silence.commands(fleet(OPENED), 500.0) == []
-    assert silence.commands(fleet(OPENED), 504.9) == []
-    assert silence.commands(fleet(OPENED), 505.1) == [CloseGateway(gateway="gw_1", code="silent")]
+    hear(silence, 500.0, 505.0)
+    assert silence.commands(fleet(OPENED), 505.0) == []
+    hear(silence, 505.0, 505.25)
+    assert silence.commands(fleet(OPENED), 505.3) == [CloseGateway(gateway="gw_1", code="silent")]
 
 
-def test_nobody_is_blamed_for_the_time_in_which_we_were_deaf() -> None:
-    silence = Silence(100.0)
-    silence.heard_node(beat(), 101.0)
+def test_a_gateway_has_five_seconds() -> None:
+    silence = listening(100.0, 101.0)
     silence.heard_gateway(GatewayBeat(gateway="gw_1", at_ms=0), 101.0)
-    silence.deaf(150.0)
-    assert silence.commands(fleet(JOINED, OPENED), 152.9) == []
-    assert silence.commands(fleet(JOINED, OPENED), 155.1) == [
+    hear(silence, 101.0, 106.0)
+    assert silence.commands(fleet(OPENED), 106.0) == []
+    hear(silence, 106.0, 106.25)
+    assert silence.commands(fleet(OPENED), 106.3) == [CloseGateway(gateway="gw_1", code="silent")]
+
+
+def test_nobody_is_blamed_while_no_echo_comes() -> None:
+    silence = listening(100.0, 104.0)
+    silence.heard_node(beat(), 104.0)
+    silence.heard_gateway(GatewayBeat(gateway="gw_1", at_ms=0), 104.0)
+    for second in range(105, 900):
+        assert silence.commands(fleet(JOINED, OPENED), float(second)) == []
+
+
+def test_the_echo_that_comes_after_a_standstill_gives_everybody_the_full_time() -> None:
+    silence = listening(100.0, 104.0)
+    silence.heard_node(beat(), 101.5)
+    silence.heard_gateway(GatewayBeat(gateway="gw_1", at_ms=0), 100.0)
+    silence.echoed(104.25, 120.0)  # they were close to their limits before
+    hear(silence, 120.0, 123.0)
+    assert silence.commands(fleet(JOINED, OPENED), 123.0) == []
+    hear(silence, 123.0, 125.25)
+    assert silence.commands(fleet(JOINED, OPENED), 125.3) == [
         NodeSilent(node="n1"),
         CloseGateway(gateway="gw_1", code="silent"),
     ]
 
 
-def test_a_gateway_has_five_seconds() -> None:
+def test_a_connection_that_was_made_anew_gives_everybody_the_full_time() -> None:
+    silence = listening(100.0, 102.5)
+    silence.heard_node(beat(), 100.0)
+    silence.deaf(102.9)
+    hear(silence, 102.9, 105.9)
+    assert silence.commands(fleet(JOINED), 105.9) == []
+    hear(silence, 105.9, 106.15)
+    assert silence.commands(fleet(JOINED), 106.2) == [NodeSilent(node="n1")]
+
+
+def test_echoes_that_are_merely_late_do_not_keep_the_dead_alive() -> None:
     silence = Silence(100.0)
-    silence.heard_gateway(GatewayBeat(gateway="gw_1", at_ms=0), 101.0)
-    assert silence.commands(fleet(OPENED), 105.9) == []
-    assert silence.commands(fleet(OPENED), 106.1) == [CloseGateway(gateway="gw_1", code="silent")]
+    for tenth in range(0, 40, 3):  # every 0.3 s, 0.6 s late
+        silence.echoed(100.1 + tenth / 10, 100.7 + tenth / 10)
+    assert silence.commands(fleet(JOINED), 105.0) == [NodeSilent(node="n1")]
+
+
+def test_an_outage_is_longer_than_a_busy_second() -> None:
+    silence = listening(100.0, 200.0)
+    assert silence.back_since(200.5) == 100.0
+    assert silence.back_since(203.5) == 203.5, "it lasts"
+    silence.echoed(200.25, 201.9)
+    assert silence.back_since(202.0) == 100.0
+    silence.echoed(202.1, 210.0)
+    hear(silence, 210.0, 220.0)
+    assert silence.back_since(220.0) == 210.0
