@@ -1,7 +1,11 @@
-"""`cuda.bindings.driver`, as far as checkpoints of others go: the twin's states; bytes leave the account and come back."""
+"""`cuda.bindings.driver`, as far as checkpoints of others go: the twin's states; bytes leave the account and come back, on
+another device if that is said.
+"""
 
+import ctypes
 import enum
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,23 @@ class CUresult(enum.IntEnum):
 
 class CUcheckpointLockArgs:
     timeoutMs = 0
+
+
+class CUuuid:
+    """As the binding's: bytes that somebody else keeps."""
+
+    def __init__(self, address: int) -> None:
+        self.text = str(uuid.UUID(bytes=ctypes.string_at(address, 16)))
+
+
+class CUcheckpointGpuPair:
+    oldUuid: CUuuid
+    newUuid: CUuuid
+
+
+class CUcheckpointRestoreArgs:
+    gpuPairs: list[CUcheckpointGpuPair]
+    gpuPairsCount = 0
 
 
 OK = (CUresult.CUDA_SUCCESS,)
@@ -44,16 +65,32 @@ def cuCheckpointProcessCheckpoint(pid: int, arguments: None) -> Any:
     return OK
 
 
-def cuCheckpointProcessRestore(pid: int, arguments: None) -> Any:
+def cuCheckpointProcessRestore(pid: int, arguments: CUcheckpointRestoreArgs | None) -> Any:
     had: dict[str, str] = json.loads(_kept(pid).read_text())
     room = Room(place())
+    places = {pair.oldUuid.text: pair.newUuid.text for pair in arguments.gpuPairs} if arguments is not None else {}
+    if arguments is not None and places.keys() != {_bare(device) for device in room.devices}:
+        return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+    devices = {_bare(device): device for device in room.devices}
+    goes = {path: _device(path, places, devices) for path in had}
     for path, size in had.items():
-        if int(size) > room.free(Path(path).parent.name):
+        if int(size) > room.free(goes[path]):
             return (CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
-    if (answer := _told(lambda: _twin().restore(pid, {}))) == OK:
+    if (answer := _told(lambda: _twin().restore(pid, places))) == OK:
         for path, size in had.items():
             Path(path).write_text(size)
+            Path(path).rename(place() / goes[path] / Path(path).name)
     return answer
+
+
+def _device(path: str, places: dict[str, str], devices: dict[str, str]) -> str:
+    """Where what lay in a file of account goes."""
+    was = Path(path).parent.name
+    return devices[places[_bare(was)]] if places else was
+
+
+def _bare(device: str) -> str:
+    return device.removeprefix("GPU-")
 
 
 def cuCheckpointProcessUnlock(pid: int, arguments: None) -> Any:

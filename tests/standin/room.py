@@ -68,6 +68,10 @@ class Taker:
         assert size <= self.size
         self._write(self.size - size)
 
+    def moved(self, uuid: str) -> None:
+        """Its file is with another device now."""
+        self._uuid = uuid
+
     def _write(self, size: int) -> None:
         self.size = size
         os.pwrite(self._fd, f"{size:<20}".encode(), 0)

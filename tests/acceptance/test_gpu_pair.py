@@ -1,0 +1,114 @@
+"""A whole plane on a machine with two GPUs that are played: a gang over both, and a live model that goes from one to the other.
+
+As in `test_gpu_plane`, only the driver and vLLM's inside are stand-ins: ranks are processes, each with a set of its own.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.process import Identity
+from controlplane.events import InstanceFailed, InstanceUp
+from tests.plane import PlaneUnderTest, grants_overlap, running
+from tests.standin.engine import GRAPHS
+from tests.standin.install import install
+from tests.standin.room import Room
+from tests.tinymodels import tiny
+from worker.processes import in_session
+
+MIB = 1 << 20
+GPUS = tuple(f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2))
+CONTEXT = 2 * MIB
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machine") / "m"
+
+
+@pytest.fixture(scope="module")
+def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneUnderTest]:
+    sources = tmp_path_factory.mktemp("sources")
+    models = "".join(
+        f'\n[[model]]\nname = "{name}"\nsource = "{tiny(sources / name, kind, seed)}"\nengine = "vllm"\nshare = {share}\n'
+        'idle = { sleep = "never", cold = "never" }\narguments = { max_model_len = 256, kv_bytes = "16MiB" }\n'
+        for name, kind, seed, share in (("pair", "llama", 1, "{ gpus = 2 }"), ("solo", "qwen3", 2, '"1/2"'))
+    )
+    environment = install(machine, dict.fromkeys(GPUS, 128 * MIB))
+    with running('[node]\npool_bytes = "256MiB"\n' + models, environment=environment) as started:
+        yield started
+
+
+async def say(plane: PlaneUnderTest, name: str, tokens: int = 12) -> str:
+    async with plane.openai() as client:
+        answer = await client.completions.create(model=name, prompt="Once upon a time", max_tokens=tokens, temperature=0)
+    return answer.choices[0].text
+
+
+async def test_each_rank_of_a_gang_has_a_set_of_its_own_on_its_own_gpu(plane: PlaneUnderTest, machine: Path) -> None:
+    first = await say(plane, "pair")
+    instance = await plane.serving("pair")
+    fleet = await plane.fleet()
+    assert set(instance.devices) == set(GPUS)
+    assert len((instance.weight_set or "").split("+")) == 2, "each has read a part"
+    assert {fleet.grants[number].device for number in instance.grants} == set(GPUS)
+    engine = plane.part(instance.instance, "engine")
+    ranks = {one.pid for one in in_session(engine.pid)} - {engine.pid}
+    room = Room(machine)
+    pids = {pid for gpu in GPUS for pid in room.processes(gpu)}
+    assert pids == {*ranks, plane.child("pool").pid}, "who computes nothing has nothing"
+    assert plane.cli("sleep", "pair").returncode == 0
+    assert [room.used(gpu) for gpu in GPUS] == [CONTEXT + 6 * MIB] * 2, "the skeletons' of both ranks"
+    assert await say(plane, "pair") == first
+    ups = [one.event for one in await plane.events("InstanceUp")]
+    assert [(up.graphs, up.graphs_again) for up in ups if isinstance(up, InstanceUp)] == [(2 * GRAPHS, 0)] * 2
+    assert (await plane.serving("pair")).instance == instance.instance, "woken"
+
+
+async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were(  # N7
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    first = await say(plane, "pair")
+    instance = await plane.serving("pair")
+    engine = plane.part(instance.instance, "engine")
+    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    plane.kill(ranks[-1])
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed", 10)
+    for one in (engine, *ranks):
+        assert await one.ended(5)
+    assert not (await plane.fleet()).grants
+    (failed,) = [one.event for one in await plane.events("InstanceFailed")]
+    assert isinstance(failed, InstanceFailed) and failed.instance == instance.instance
+    room = Room(machine)
+    await plane.until(lambda: _left(room), "the pool has dropped what it mapped for them", 10)
+    assert await say(plane, "pair") == first
+    steps = [step.name for step in (await plane.events("InstanceUp"))[-1].event.steps]  # type: ignore[union-attr]
+    assert "start_engine" in steps and "deposit" not in steps, "what the pool has of both is not read again"
+
+
+async def _left(room: Room) -> bool:
+    return all(room.used(gpu) == CONTEXT for gpu in GPUS)
+
+
+async def test_a_live_model_is_taken_off_one_gpu_and_put_onto_the_other(plane: PlaneUnderTest, machine: Path) -> None:
+    assert plane.cli("stop", "pair").returncode == 0
+    first = await say(plane, "solo")
+    before = await plane.serving("solo")
+    engine = plane.part(before.instance, "engine")
+    room = Room(machine)
+    for _ in range(2):
+        here = await plane.serving("solo")
+        target = next(gpu for gpu in GPUS if gpu != here.device)
+        beside = [asyncio.create_task(say(plane, "solo", 150)) for _ in range(3)]
+        moved = await asyncio.to_thread(plane.cli, "move", "solo", "--to", target)
+        assert moved.returncode == 0, moved.stderr
+        assert len(set(await asyncio.gather(*beside))) == 1, "none lost, none cut"
+        there = await plane.serving("solo")
+        assert (there.instance, there.device) == (before.instance, target)
+        assert engine.pid in room.processes(target) and engine.pid not in room.processes(here.device or "")
+        assert await say(plane, "solo") == first
+    steps = [step.name for step in (await plane.events("InstanceUp"))[-1].event.steps]  # type: ignore[union-attr]
+    assert {"checkpoint", "take_cells", "cuda_restore", "attach", "wake"} <= set(steps)
+    assert not grants_overlap(await plane.events())
