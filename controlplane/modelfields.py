@@ -138,7 +138,7 @@ def _gpus(value: object, engine: EngineName) -> int:
     if not isinstance(value, Mapping):
         return 1
     if set(value) != {"gpus"}:
-        raise invalid("share", f'{value!r} is not a share; write "auto", one between 1/8 and 1, or {{ gpus = 2 }}')
+        raise invalid("share", f'{value!r} is not a share; write "auto", one of 1/8, 1/4, 1/2 and 1, or {{ gpus = 2 }}')
     count = value["gpus"]
     if isinstance(count, bool) or not isinstance(count, int) or count not in GANGS:
         raise invalid("share.gpus", f"{count!r} is not a number of devices; write {', '.join(map(str, GANGS))}")

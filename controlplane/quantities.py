@@ -25,13 +25,17 @@ SHARES: Final = (1, 2, 4, 8)
 
 
 def size_bytes(value: object) -> int:
-    """Return bytes from a whole number or a text such as `"64GiB"` or `"1.5 GB"`. Raises ValueError, with an example."""
+    """Return bytes from a whole number or a text such as `"64GiB"` or `"1.5 GB"`, the part of a byte left off that `"1.1GiB"`
+    comes to. Raises ValueError, with an example."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f'{value!r} is not a size; write bytes as a whole number, or a text such as "512MiB" or "64GiB"')
-    return int(Fraction(found[1]) * _UNITS[found[2] or "B"])
+    size = Fraction(found[1]) * _UNITS[found[2] or "B"]
+    if size.denominator > 1 and (found[2] or "B") == "B":
+        raise ValueError(f'{value!r} is no whole number of bytes; write one, or a text such as "512MiB" or "64GiB"')
+    return int(size)
 
 
 def duration_ms(value: object) -> int | None:
@@ -41,20 +45,23 @@ def duration_ms(value: object) -> int | None:
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f'{value!r} is not a duration; write a text such as "30s", "5m", "4h", or "never"')
-    milliseconds = int(Fraction(found[1]) * _MILLISECONDS[found[2]])
+    exact = Fraction(found[1]) * _MILLISECONDS[found[2]]
+    milliseconds = int(exact)
+    if milliseconds != exact:
+        raise ValueError(f'{value!r} is no whole number of milliseconds; write a text such as "250ms" or "1.5s"')
     if milliseconds > LONGEST_MS:
         raise ValueError(f'{value!r} is longer than {LONGEST_MS // _MILLISECONDS["d"]} days; write "never" if that is meant')
     return milliseconds
 
 
 def share_cells(value: object) -> int | None:
-    """Return the smallest run of cells (1, 2, 4 or 8) that holds a share of a device; None for `"auto"`.
+    """Return how many cells (1, 2, 4 or 8) a share of a device is; None for `"auto"`.
 
-    Takes 1, 0.5, "1/2", "0.25" and anything between 0 and 1. Raises ValueError, with an example.
+    Takes 1, 0.5, "1/2", "0.25", "1/8" and the like. Raises ValueError, with the nearest shares that there are.
     """
     if value == "auto":
         return None
-    wrong = ValueError(f'{value!r} is not a share of a device; write "auto", or one between 1/8 and 1 such as 1, 0.5 or "1/4"')
+    wrong = ValueError(f'{value!r} is not a share of a device; write "auto", or one of {_WRITTEN}')
     written = value.replace(" ", "") if isinstance(value, str) else ""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
@@ -67,7 +74,21 @@ def share_cells(value: object) -> int | None:
         raise wrong from None
     if not 0 < share <= 1:
         raise wrong
-    return next(cells for cells in SHARES if share * CELLS <= cells)
+    above = next(cells for cells in SHARES if share * CELLS <= cells)
+    if share * CELLS != above:
+        smaller = f"{_share_text(above // 2)} (less), " if above > 1 else ""
+        raise ValueError(
+            f"{value!r} is not a share that a device has: they are {_WRITTEN}; "
+            f'write {smaller}{_share_text(above)} (which holds it), or "auto"'
+        )
+    return above
+
+
+def _share_text(cells: int) -> str:
+    return "1" if cells == CELLS else f'"1/{CELLS // cells}"'
+
+
+_WRITTEN: Final = f"{', '.join(map(_share_text, SHARES[:-1]))} and {_share_text(SHARES[-1])}"
 
 
 def human_bytes(size: int) -> str:

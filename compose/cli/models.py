@@ -50,7 +50,7 @@ def _list(data: Path, every: bool, json: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--source", help="hf:ORG/NAME@REVISION, a directory or a GGUF file.")
 @click.option("--engine", help="vllm, transformers or fake.")
-@click.option("--share", help="auto, a share of one device such as 1/2, or gpus=2: whole devices.")
+@click.option("--share", help="auto, 1/8, 1/4, 1/2 or 1 of one device, or gpus=2: whole devices.")
 @click.option("--argument", "arguments", multiple=True, metavar="KEY=VALUE", help="An engine argument; may be repeated.")
 @click.option("--alias", "aliases", multiple=True, help="Another name; may be repeated.")
 @click.option(

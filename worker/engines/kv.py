@@ -10,6 +10,8 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from controlplane.quantities import need_and_limit
+
 MAX_NUM_SEQS: Final = 4
 _MAP_NORESERVE: Final = 0x4000
 """Of Linux; Python 3.11 has no name for it."""
@@ -62,10 +64,21 @@ def kv_shape(config: Any, arguments: dict[str, Any], item_bytes: int) -> KvShape
         item_bytes=item_bytes,
     )  # fmt: skip
     limit = int(arguments.get("kv_bytes", max(MOST_KV_BYTES, one.size_bytes)))
-    slots = min(int(arguments.get("max_num_seqs", MAX_NUM_SEQS)), limit // one.size_bytes)
-    if slots < 1:
-        raise Unsuited(f"one sequence of {context} tokens needs {one.size_bytes} bytes of KV; kv_bytes is {limit}")
-    return msgspec.structs.replace(one, slots=slots)
+    held = limit // one.size_bytes
+    if held < 1:
+        need, has = need_and_limit(one.size_bytes, limit)
+        raise Unsuited(
+            f"one sequence of {context} tokens needs {need} of KV; kv_bytes is {has}: raise it, or lower max_model_len"
+        )
+    asked = int(arguments.get("max_num_seqs", min(MAX_NUM_SEQS, held)))
+    if asked > held:
+        need, has = need_and_limit(asked * one.size_bytes, limit)
+        raise Unsuited(
+            f"max_num_seqs is {asked}, and {asked} sequences of {context} tokens need {need} of KV; "
+            f"kv_bytes is {has}{'' if 'kv_bytes' in arguments else ' unless it is given'} and holds {held}: "
+            "lower max_num_seqs or max_model_len, or raise kv_bytes"
+        )
+    return msgspec.structs.replace(one, slots=asked)
 
 
 class SlotCache:

@@ -120,11 +120,17 @@ def test_sampling_with_a_seed_repeats_itself_in_any_company(skeleton: Skeleton) 
 def test_arguments_that_can_not_be_name_both_numbers(skeleton: Skeleton) -> None:
     with pytest.raises(Unsuited, match=r"max_model_len is 512.* 256"):
         kv_shape(skeleton.config, {"max_model_len": 512}, 4)
-    with pytest.raises(Unsuited, match=r"256 tokens needs \d+ bytes of KV; kv_bytes is 1000"):
+    with pytest.raises(Unsuited, match=r"256 tokens needs [\d.]+ KiB of KV; kv_bytes is 1000 B"):
         kv_shape(skeleton.config, {"kv_bytes": 1000}, 4)
     whole = kv_shape(skeleton.config, {"max_num_seqs": 3}, 4)
     assert whole.slots == 3
-    assert kv_shape(skeleton.config, {"max_num_seqs": 3, "kv_bytes": whole.size_bytes - 1}, 4).slots == 2
+    assert kv_shape(skeleton.config, {"kv_bytes": whole.size_bytes - 1}, 4).slots == 2
+    with pytest.raises(Unsuited, match=r"max_num_seqs is 3, .* need \d+ bytes of KV; kv_bytes is \d+ bytes and holds 2: lower"):
+        kv_shape(skeleton.config, {"max_num_seqs": 3, "kv_bytes": whole.size_bytes - 1}, 4)
+    with pytest.raises(
+        Unsuited, match=r"max_num_seqs is 100000, .* kv_bytes is 1.0 GiB unless it is given and holds \d+: lower"
+    ):
+        kv_shape(skeleton.config, {"max_num_seqs": 100_000}, 4)
 
 
 def test_a_sliding_window_is_refused_beyond_its_reach(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from controlplane.quantities import duration_ms, human_bytes, need_and_limit, sh
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("64GiB", 64 << 30), ("1.5 KiB", 1536), ("2MB", 2_000_000), ("7", 7), (7, 7), ("0.3B", 0), (0, 0)]
+    ("text", "size"),
+    [("64GiB", 64 << 30), ("1.5 KiB", 1536), ("2MB", 2_000_000), ("7", 7), (7, 7), ("1.1GiB", 1181116006), (0, 0)],
 )
 def test_sizes(text: object, size: int) -> None:
     assert size_bytes(text) == size
@@ -16,6 +17,18 @@ def test_sizes(text: object, size: int) -> None:
 def test_what_is_no_size(text: object) -> None:
     with pytest.raises(ValueError, match="not a size"):
         size_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["0.3B", "2.7"])
+def test_a_part_of_a_byte_is_refused_where_whole_ones_are_written(text: str) -> None:
+    with pytest.raises(ValueError, match="no whole number of bytes"):
+        size_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["0.5ms", "1.0005s"])
+def test_a_part_of_a_millisecond_does_not_become_none_of_it(text: str) -> None:
+    with pytest.raises(ValueError, match="no whole number of milliseconds"):
+        duration_ms(text)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +52,26 @@ def test_what_is_no_duration(text: object) -> None:
 
 @pytest.mark.parametrize(
     ("share", "cells"),
-    [(1, 8), ("1", 8), (0.5, 4), ("1/2", 4), (0.25, 2), (0.125, 1), ("1/8", 1), (0.3, 4), (0.51, 8), (0.01, 1), ("auto", None)],
+    [(1, 8), ("1", 8), (0.5, 4), ("1/2", 4), (0.25, 2), (0.125, 1), ("1/8", 1), ("2/8", 2), ("auto", None)],
 )
-def test_the_smallest_run_of_cells_that_holds_a_share(share: object, cells: int | None) -> None:
+def test_the_run_of_cells_that_a_share_is(share: object, cells: int | None) -> None:
     assert share_cells(share) == cells
+
+
+@pytest.mark.parametrize(
+    ("share", "nearest"),
+    [
+        ("1/3", 'write "1/4" (less), "1/2" (which holds it), or "auto"'),
+        (0.3, 'write "1/4" (less), "1/2" (which holds it), or "auto"'),
+        (0.51, 'write "1/2" (less), 1 (which holds it), or "auto"'),
+        (0.01, 'write "1/8" (which holds it), or "auto"'),
+    ],
+)
+def test_a_share_that_no_device_has_is_refused_with_the_nearest_ones(share: object, nearest: str) -> None:
+    with pytest.raises(ValueError, match="not a share that a device has") as refused:
+        share_cells(share)
+    assert str(refused.value).endswith(nearest)
+    assert '"1/8", "1/4", "1/2" and 1' in str(refused.value)
 
 
 @pytest.mark.parametrize(
