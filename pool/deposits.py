@@ -15,6 +15,7 @@ from pool.manifest import Manifest, Origin
 from pool.messages import Deposit, Staged, Tensor
 from pool.residency import Refused
 from pool.safetensors import BadSource, read_source
+from pool.sizes import written
 from pool.stage import DIGEST_BYTES, READERS, Progress, digest_of
 from pool.stagings import Stagings
 
@@ -73,7 +74,8 @@ class Deposits:
         except OSError as error:
             await self.end(pledge)
             code = "no_room" if error.errno in _NO_ROOM else "failed"
-            raise Refused(code, f"no memory for the deposit: {error}", need_bytes=sum(request.segments)) from error
+            need = sum(request.segments)
+            raise Refused(code, f"no memory for the deposit of {written(need)}: {error}", need_bytes=need) from error
         except BaseException:
             await self.end(pledge)
             raise

@@ -16,6 +16,7 @@ from pool.making import Making, ahead
 from pool.messages import Filled, Shard
 from pool.pace import FREE, Pace
 from pool.residency import Refused
+from pool.sizes import both, written
 from pool.slabs import Slab, Slabs
 
 RESERVE_BYTES = 64 << 20
@@ -55,10 +56,11 @@ def plan(gpu: Gpu, slabs: Slabs, blocks: Groups) -> tuple[Step, ...]:
 
 def full(weight_set: str, gpu: Gpu, need: int, have: int) -> Refused:
     users = sorted(gpu.users().items(), key=lambda user: -user[1])[:_USERS_SHOWN]
-    who = ", ".join(f"process {pid} has {size}" for pid, size in users if pid != os.getpid())
+    needs, has = both(need, have)
+    who = ", ".join(f"process {pid} has {written(size)}" for pid, size in users if pid != os.getpid())
     return Refused(
         "device_full",
-        f"{weight_set} needs {need} bytes on {gpu.uuid}, {have} are free there{f' ({who})' if who else ''}: put an instance to "
+        f"{weight_set} needs {needs} on {gpu.uuid}, {has} are free there{f' ({who})' if who else ''}: put an instance to "
         "sleep, or end the processes that use it",
         need_bytes=need,
         free_bytes=have,

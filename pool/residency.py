@@ -7,6 +7,7 @@ import msgspec
 from pool.described import Described, Dropped, SetState
 from pool.manifest import Manifest, Origin
 from pool.messages import Refusal
+from pool.sizes import both, written
 
 _REMEMBERED = 100
 """Corrupt sets that are reported; a disk that eats more than that is no secret any more."""
@@ -46,17 +47,19 @@ class Residency:
         """A ticket for so many bytes, to be settled. Raises Refused: `over_budget`, `no_room` (room: what the host has)."""
         free = self.budget_bytes - self.used_bytes
         if need_bytes > free:
+            need, left = both(need_bytes, max(free, 0))
             raise Refused(
                 "over_budget",
-                f"the set needs {need_bytes} bytes, {max(free, 0)} of the pool's budget of {self.budget_bytes} are free: "
+                f"the set needs {need}, {left} of the pool's budget of {written(self.budget_bytes)} are free: "
                 "drop a set or raise node.pool_bytes",
                 need_bytes=need_bytes,
                 free_bytes=max(free, 0),
             )
         if need_bytes > room_bytes:
+            need, left = both(need_bytes, room_bytes)
             raise Refused(
                 "no_room",
-                f"the set needs {need_bytes} bytes, the host has {room_bytes} left: free memory there or drop a set",
+                f"the set needs {need}, the host has {left} left: free memory there or drop a set",
                 need_bytes=need_bytes,
                 free_bytes=room_bytes,
             )

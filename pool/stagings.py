@@ -18,6 +18,7 @@ from pool.messages import Staged, Tensor
 from pool.ready import Ready
 from pool.residency import Refused, Residency
 from pool.safetensors import BadSource, Source, read_source
+from pool.sizes import written
 from pool.way import Way
 
 log = logging.getLogger("pool")
@@ -134,7 +135,8 @@ class Stagings:
             manifest = await self.keep(draft, _manifest(layout, tensors, origin))
         except OSError as error:
             code = "no_room" if error.errno in _NO_ROOM else "failed"
-            raise Refused(code, f"{source.path} could not be brought in: {error}", need_bytes=layout.size_bytes) from error
+            message = f"{source.path} could not be brought in, {written(layout.size_bytes)}: {error}"
+            raise Refused(code, message, need_bytes=layout.size_bytes) from error
         finally:
             await self.end(draft)
         return _staged(manifest, begun, progress.done_bytes)

@@ -8,7 +8,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from controlplane.fleet import Model
-from controlplane.quantities import need_and_limit
 from controlplane.spec import ModelFacts
 from pool.client import PoolClient, PoolRefused
 from pool.described import Described
@@ -102,9 +101,7 @@ class Shelf:
             except PoolRefused as refused:
                 full = refused.code in ("over_budget", "no_room")
                 if not (full and self.room_coming()) or asyncio.get_running_loop().time() > ends:
-                    need, free = need_and_limit(refused.need_bytes, refused.free_bytes)
-                    numbers = f" ({need} needed, {free} free)" if refused.need_bytes else ""
-                    raise StepFailed(_code(refused.code), refused.message + numbers) from refused
+                    raise StepFailed(_code(refused.code), refused.message) from refused
             except (OSError, TimeoutError) as error:
                 if asyncio.get_running_loop().time() > ends:
                     raise StepFailed("pool_away", f"the pool daemon did not answer for {patience_s:g} s: {error!r}") from error

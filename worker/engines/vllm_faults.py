@@ -1,5 +1,6 @@
 """What goes wrong between vLLM, the pool and the device, as an engine's faults."""
 
+from controlplane.quantities import human_bytes
 from worker.engines.interface import EngineFault
 
 
@@ -8,7 +9,7 @@ def users(of: dict[int, int]) -> str:
     if not of:
         return "the driver does not say who has the memory"
     ordered = sorted(of.items(), key=lambda one: -one[1])
-    return "used by " + ", ".join(f"pid {pid} ({size} bytes)" for pid, size in ordered)
+    return "used by " + ", ".join(f"pid {pid} ({human_bytes(size)})" for pid, size in ordered)
 
 
 class faults:

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from controlplane.quantities import human_bytes
 from pool.client import Attachment, PoolRefused, attach
 from pool.mapping import Reservation
 from pool.messages import Attached, Tensor
@@ -47,7 +48,7 @@ class Weights:
             self._reservation.attach(attachment.fds, sizes, populate=True)  # else the first token pays for the page faults
         except (OSError, ValueError) as error:
             attachment.close()
-            raise EngineFault("no_memory", f"mapping {sum(sizes)} bytes: {error}") from error
+            raise EngineFault("no_memory", f"mapping {human_bytes(sum(sizes))}: {error}") from error
         attachment.close_fds()
         self._attachment = attachment
 

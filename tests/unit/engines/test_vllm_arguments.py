@@ -127,5 +127,5 @@ def test_engines_of_the_files_own_layout_stage_nothing(tmp_path: Path) -> None:
 
 
 def test_who_has_a_full_devices_memory_is_named_the_largest_first() -> None:
-    assert users({10: 5, 20: 7}) == "used by pid 20 (7 bytes), pid 10 (5 bytes)"
+    assert users({10: 5 << 20, 20: 7 << 30}) == "used by pid 20 (7.0 GiB), pid 10 (5.0 MiB)"
     assert "does not say" in users({})
