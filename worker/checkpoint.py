@@ -154,8 +154,12 @@ def _readied(local: LocalInstance) -> "asyncio.Task[Operation] | None":
 
 
 async def release(local: LocalInstance, deadline_s: float) -> None:
-    """Let the parked engine go on, and wait for its word."""
-    held = await holder(local, local.holder.release)
+    """Let the parked engine go on, and wait for its word. Raises StepFailed."""
+    await rejoined(local, await holder(local, local.holder.release), deadline_s)
+
+
+async def rejoined(local: LocalInstance, held: Held, deadline_s: float) -> None:
+    """Wait for the word of an engine that has been released. Raises StepFailed."""
     ends = asyncio.get_running_loop().time() + deadline_s
     while not held.connected:
         if held.exit is not None:

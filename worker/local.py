@@ -120,6 +120,10 @@ class LocalInstance:
             old.cancel()
         self._watches[role] = asyncio.create_task(self._watched(role, process), name=f"{self.instance}:{role}")
 
+    def watched(self, role: str) -> bool:
+        """Whether a process of that role is there, and its end would be heard of."""
+        return role in self._watches
+
     def unwatch(self, role: str) -> None:
         """A process's end is meant."""
         if (task := self._watches.pop(role, None)) is not None:

@@ -7,7 +7,7 @@ from controlplane.fleet.members import REBUILD, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
-NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget"})
+NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget", "no_space", "over_quota"})
 """Codes with which a worker says that an engine sleeps on, since there was no room for what it was told."""
 
 

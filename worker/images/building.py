@@ -20,6 +20,7 @@ from worker.images.budget import NoRoom
 from worker.images.fingerprint import Fingerprint, MappedFile
 from worker.images.manifest import File, Manifest
 from worker.images.steps import OUR_SHARE, bring_back, seek
+from worker.ledge import DISK_FULL, stays_unsaved
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal
 
@@ -53,7 +54,7 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
     cabinet, began, image = local.site.images, time.monotonic(), fingerprint.image
     settling: asyncio.Task[tuple[File, ...]] | None = None
     try:
-        made = await _dumped(local, image)
+        made = await _dumped(local, image, wanted)
         manifest = Manifest(
             image=image, fingerprint=fingerprint, mapped=made[1], files=(), gpu=made[2], pid=made[0].inner_pid,
             place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
@@ -68,10 +69,14 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
         took_ms = round((time.monotonic() - began) * 1000)
         whole = await asyncio.to_thread(cabinet.publish, replace(manifest, files=files, proof=proof, took_ms=took_ms))
     except OSError as error:
-        await _give_up(local, image, wanted, "no_space" if error.errno == errno.ENOSPC else "image_failed", str(error))
-        raise StepFailed("image_failed", f"the image can't be written: {error}") from error
+        code = "no_space" if error.errno == errno.ENOSPC else "image_failed"
+        kept = code == "no_space" and stays_unsaved(wanted) and local.watched("engine")
+        if not kept:
+            await _give_up(local, image, wanted, code, str(error))
+        raise StepFailed(code if kept else "image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
-        if failure.code in NO_ROOM:  # the image may be as good as any; there was no room to write or to prove it
+        full = failure.code in DISK_FULL and stays_unsaved(wanted)
+        if full or failure.code in NO_ROOM:  # the image may be as good as any; there was no room to write or to prove it
             await asyncio.to_thread(cabinet.store.discard, image)
         else:
             await _give_up(local, image, wanted, failure.code, failure.message)
@@ -84,8 +89,9 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
     return whole.size_bytes, ""
 
 
-async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedFile, ...], str | None]:
-    """Raises StepFailed (`no_space`, `dump_failed`, ...). The engine is gone afterwards.
+async def _dumped(local: LocalInstance, image: str, wanted: Wanted) -> tuple[Held, tuple[MappedFile, ...], str | None]:
+    """The engine is gone afterwards. Raises StepFailed (`no_space`, `over_quota`, `dump_failed`, ...); after the first two the
+    engine sleeps as before, if it is to stay (`stays_unsaved`).
 
     Returns who it was, what it had mapped, and the GPU that it was taken off first.
     """
@@ -113,11 +119,26 @@ async def _dumped(local: LocalInstance, image: str) -> tuple[Held, tuple[MappedF
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free
         if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
+            await asyncio.to_thread(cabinet.store.discard, image)
+            if stays_unsaved(wanted):
+                await _as_before(local, gpu)
             message = f"the disk ran full while it was written: {human_bytes(free)} are left in {cabinet.store.root}"
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
     await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
     return held, mapped, gpu
+
+
+async def _as_before(local: LocalInstance, gpu: str | None) -> None:
+    """After a dump that came to nothing CRIU lets the engine go on. Raises StepFailed if it doesn't."""
+    held = await holder(local, local.holder.ask)
+    if held.engine is None or held.exit is not None:
+        raise StepFailed("engine_died", "the engine did not outlive a dump that the disk had no room for")
+    local.watch("engine", held.engine)
+    if gpu is None:
+        await checkpoint.rejoined(local, held, local.site.deadlines.attach)
+    else:  # parked still
+        await _back_on_gpu(local)
 
 
 async def to_its_end(work: Callable[[], object]) -> None:

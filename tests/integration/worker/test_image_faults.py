@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.commands import Load, RebuildImage, RemoveImage, ReviseModel, Save, Sleep, Stop
+from controlplane.commands import Load, RebuildImage, RemoveImage, ReviseModel, Save, Sleep, Stop, Tick
 from controlplane.events import ImageBuilt, ImageFailed, InstanceFailed, InstanceUp, OperationFailed, OperationSucceeded
 from controlplane.quantities import human_bytes
 from controlplane.refusal import Refused
@@ -60,11 +60,25 @@ async def test_a_disk_that_is_too_full_refuses_the_dump_with_both_numbers(plane:
     await plane.restart_worker()
     await plane.register("a")
     await plane.load("a")
-    failed = await refused_save(plane, "a")
+    failed = await unsaved(plane, "a")
     assert failed.code == "no_space"
     assert str(small_disk) in failed.message and " of room; " in failed.message
     assert list(small_disk.iterdir()) == []
-    assert plane.of_type(ImageFailed)[-1].code == "no_space"
+
+
+async def unsaved(plane: Plant, name: str) -> OperationFailed:
+    """Ask for a save that the disk has no room for: the engine sleeps on as it was, and no image has failed."""
+    before = plane.only()
+    plane.order(Save(model=name))
+    failed: OperationFailed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    await plane.until(lambda: plane.only().directive_settled)
+    asleep = plane.only()
+    assert (asleep.rung, asleep.pid, asleep.directive and asleep.directive.code) == (Rung.SLEEP, before.pid, failed.code)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+    again = await plane.load(name)
+    assert again.pid == before.pid
+    assert await says(plane, again, "as before") == "You said: as before"
+    return failed
 
 
 async def test_a_disk_that_runs_full_in_the_dump_leaves_nothing_half_written(
@@ -73,12 +87,40 @@ async def test_a_disk_that_runs_full_in_the_dump_leaves_nothing_half_written(
     monkeypatch.setattr(budget.Budget, "room_for", lambda self, need_bytes: [])  # it was there when it was looked for
     await plane.register("a")
     await plane.load("a")
-    failed = await refused_save(plane, "a")
+    failed = await unsaved(plane, "a")
     assert failed.code == "no_space"
     assert "ran full" in failed.message
     assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(("when", "code"), [("before", "over_quota"), ("within", "no_space")])
+async def test_an_image_that_the_disk_has_no_room_to_make_anew_leaves_its_skeleton_asleep(
+    plane: Plant, small_disk: Path, monkeypatch: pytest.MonkeyPatch, when: str, code: str
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=1g", str(small_disk)], check=True)
+    await plane.register("a")
+    await plane.load("a")
+    await save(plane, "a")
+    first = await plane.load("a")
+    [image] = plane.fleet.images
+    plane.order(RebuildImage(image=image))
+    plane.order(Sleep(model="a"))
+    await plane.until(lambda: plane.only().rung is Rung.SLEEP and plane.only().directive_settled)
+    await plane.until(lambda: not list(small_disk.iterdir()))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    if when == "within":
+        monkeypatch.setattr(budget.Budget, "room_for", lambda self, need_bytes: [])
+    plane.order(Tick())
+    assert not plane.only().directive_settled, "it has a place for the proof"
+    await plane.until(lambda: plane.only().directive_settled)
+    asleep = plane.only()
+    assert (asleep.rung, asleep.pid, asleep.directive and asleep.directive.code) == (Rung.SLEEP, first.pid, code)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+    plane.order(Tick())
+    assert plane.only().directive_settled, "and it is not tried again at once"
     again = await plane.load("a")
-    assert await says(plane, again, "after all") == "You said: after all"
+    assert again.pid == first.pid
+    assert await says(plane, again, "hello") == "You said: hello"
 
 
 async def test_criu_killed_in_the_middle_of_a_restore_leaves_no_orphan_and_a_cold_start_follows(

@@ -88,7 +88,7 @@ def test_a_rebuild_that_fails_ends_the_skeleton_gives_the_place_back_and_sets_no
     assert story.fleet.models["a"].set_back is None
 
 
-@pytest.mark.parametrize("code", ["no_memory", "over_budget"])
+@pytest.mark.parametrize("code", ["no_memory", "over_budget", "no_space", "over_quota"])
 def test_a_rebuild_without_room_leaves_its_skeleton_asleep_and_is_not_tried_again_at_once(code: str) -> None:
     story = stale(built(house(cold_ms=None))).given(Sleep(model="a"))
     name = story.instance_of("a").instance

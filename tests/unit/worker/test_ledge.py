@@ -39,9 +39,22 @@ async def test_an_image_that_there_is_no_room_to_make_leaves_its_skeleton_asleep
     assert [move.step for move in moves] == [StepName.DROP_CELLS], "and it is not begun again"
 
 
+@pytest.mark.parametrize("failure", ["no_space", "over_quota"])
+@pytest.mark.parametrize("code", [REBUILD, "operator"])
+async def test_an_image_that_the_disk_has_no_room_for_leaves_its_skeleton_asleep(code: str, failure: str) -> None:
+    wanted = told(Rung.SLEEP if code == REBUILD else Rung.SAVED, code)
+    found = await ledge(asleep(), wanted, StepName.BUILD, StepFailed(failure, "so"))
+    assert found is not None and found.rung is Rung.SLEEP
+    moves = plan(found.aim(wanted), asleep().seen)
+    assert [move.step for move in moves] == [StepName.DROP_CELLS], "and it is not begun again"
+
+
 @pytest.mark.parametrize(
     ("rung", "code", "step", "failure"),
     [
+        (Rung.SAVED, "idle", StepName.BUILD, "no_space"),
+        (Rung.SAVED, "evicted", StepName.BUILD, "over_quota"),
+        (Rung.SLEEP, REBUILD, StepName.STAGE, "no_space"),
         (Rung.SLEEP, REBUILD, StepName.BUILD, "dump_failed"),
         (Rung.SAVED, "evicted", StepName.BUILD, "no_memory"),
         (Rung.SAVED, "evicted", StepName.STAGE, "over_budget"),
