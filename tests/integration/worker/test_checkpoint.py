@@ -19,6 +19,8 @@ from tests.workshop import MIB, QUICK, Plant
 from worker import checkpoint, gpus, hostmemory
 from worker.cuda.operation import Theatre
 from worker.failure import StepFailed
+from worker.holderlink import HolderDenied, HolderLink
+from worker.images import building
 from worker.local import LocalInstance
 from worker.moves import EngineState
 
@@ -241,6 +243,28 @@ async def test_a_rebuild_without_memory_of_the_host_leaves_its_skeleton_asleep(
     assert len(plane.of_type(ImageBuilt)) == 1
     again = await plane.load("a")
     assert again.pid == back.pid
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def test_an_operators_save_whose_dump_fills_the_disk_brings_the_engine_back_to_its_device(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images_possible(plane)
+    first = await up(plane)
+
+    async def fills(self: HolderLink, *_: object, **__: object) -> None:
+        raise HolderDenied("dump_failed", "write: No space left on device")
+
+    monkeypatch.setattr(HolderLink, "dump", fills)
+    monkeypatch.setattr(building, "FULL_BYTES", 1 << 62)
+    plane.order(Save(model="a"))
+    failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    assert failed.code == "no_space" and "ran full" in failed.message
+    await plane.until(lambda: plane.only().directive_settled)
+    assert (plane.only().rung, plane.only().pid) == (Rung.SLEEP, first.pid)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+    again = await plane.load("a")
+    assert again.pid == first.pid
     assert await says(plane, again, "hello") == "You said: hello"
 
 
