@@ -1,5 +1,7 @@
 """Skeletons on disk: what nodes report of their images, and when an instance may be sent there."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from controlplane.commands import (
@@ -174,31 +176,37 @@ def renew(draft: Draft) -> None:
     if draft.fleet.waiting or any(loads(draft.fleet)):
         return
     for image in sorted(draft.fleet.images.values(), key=lambda i: (not is_pinned(draft.fleet, i), -i.used_ms, i.image)):
-        if image.state == "refused" and (sleeper := renewer(draft.fleet, image)) is not None and not _renewing(draft, image):
-            if standing.fell_short(sleeper) and draft.now - sleeper.since_ms < RENEW_AGAIN_MS:
-                continue
-            model = draft.fleet.models.get(sleeper.model or "")
-            if (given := _place(draft.fleet, sleeper, model)) is None:
-                continue
-            grant = draft.emit(given).position
-            draft.emit(
-                InstanceDirected(
-                    node=sleeper.node, instance=sleeper.instance, rung=Rung.SLEEP, grant=grant, code=REBUILD,
-                    model=sleeper.model, revision=sleeper.revision, need_bytes=_need(draft.fleet, sleeper, model),
-                )
-            )  # fmt: skip
+        if image.state == "refused" and not _renewing(draft, image):
+            _renew(draft, image)
 
 
-def renewer(fleet: Fleet, image: Image) -> Instance | None:
-    """The sleeper that can make a stale image anew, if there is no good one already and none that has failed."""
+def _renew(draft: Draft, image: Image) -> None:
+    """By the first of its sleepers that has a place for it: another may sleep where there is none."""
+    for sleeper in renewers(draft.fleet, image):
+        if standing.fell_short(sleeper) and draft.now - sleeper.since_ms < RENEW_AGAIN_MS:
+            continue
+        model = draft.fleet.models.get(sleeper.model or "")
+        if (given := _place(draft.fleet, sleeper, model)) is None:
+            continue
+        grant = draft.emit(given).position
+        draft.emit(
+            InstanceDirected(
+                node=sleeper.node, instance=sleeper.instance, rung=Rung.SLEEP, grant=grant, code=REBUILD,
+                model=sleeper.model, revision=sleeper.revision, need_bytes=_need(draft.fleet, sleeper, model),
+            )
+        )  # fmt: skip
+        return
+
+
+def renewers(fleet: Fleet, image: Image) -> Iterator[Instance]:
+    """The sleepers that can make a stale image anew, if there is no good one already and none that has failed."""
     for instance in sorted(fleet.instances.values(), key=lambda i: i.instance):
         if instance.rung is not Rung.SLEEP or instance.node != image.node or instance.configuration != image.configuration:
             continue
         if not standing.idle(fleet, instance) or standing.obsolete(fleet, instance) or hindrance(fleet, instance) is not None:
             continue
         if not any(i.state == "ok" for i in of(fleet, instance)):
-            return instance
-    return None
+            yield instance
 
 
 def _renewing(draft: Draft, image: Image) -> bool:

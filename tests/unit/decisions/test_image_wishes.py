@@ -21,12 +21,13 @@ from controlplane.commands import (
 from controlplane.decisions.limits import RENEW_AGAIN_MS
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
-from tests.unit.decisions.spec import Story, hello, spec, with_models
+from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
+from tests.unit.decisions.test_admission import admit, done
 from tests.unit.decisions.test_images import built, house
 
 
-def stale(story: Story, image: str = "img_1", code: str = "kernel_changed") -> Story:
-    return story.when(ReportImageRefused(node="n1", image=image, configuration="cfg_fake:a", code=code, message="so"))
+def stale(story: Story, image: str = "img_1", code: str = "kernel_changed", configuration: str = "cfg_fake:a") -> Story:
+    return story.when(ReportImageRefused(node="n1", image=image, configuration=configuration, code=code, message="so"))
 
 
 def test_a_stale_image_is_made_anew_while_its_skeleton_sleeps_and_the_skeleton_sleeps_on() -> None:
@@ -112,6 +113,21 @@ def test_a_rebuild_without_room_is_tried_again_once_its_skeleton_was_in_use() ->
     story.given(replace(story.slept_report(name), code="no_memory", message="so"))
     story.given(Load(model="a")).report_up("a").given(Sleep(model="a")).report_slept(name)
     story.when(Tick()).then("GrantGiven", ("InstanceDirected", {"code": "rebuild"}))
+
+
+def test_a_stale_image_is_made_anew_by_whichever_of_its_sleepers_has_a_place() -> None:
+    story = with_models(plane(devices=2), spec("a", source="x"), spec("b", source="x"), spec("c")).bring_up("a")
+    story.given(admit("req_1", "a")).bring_up("b").given(done("req_1"))
+    first, second = sorted(story.fleet.instances.values(), key=lambda i: i.instance)
+    for one in (first, second):
+        story.given(Sleep(model=one.model or "")).report_slept(one.instance)
+    story.bring_up("c")
+    other = second if story.instance_of("c").device == first.device else first
+    built(story, configuration="cfg_fake:x")
+    stale(story, configuration="cfg_fake:x")
+    story.when(Tick()).then("GrantGiven", ("InstanceDirected", {"instance": other.instance, "code": "rebuild"}))
+    story.when(Tick()).then_nothing()
+    assert first.device != second.device and other is second, "the one that is looked at first has none"
 
 
 def test_asleep_as_directed_it_can_not_have_failed_to_get_there() -> None:

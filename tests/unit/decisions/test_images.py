@@ -33,9 +33,9 @@ def house(*, size: int = 800, **idle: Any) -> Story:
     return with_models(plane(), spec("a", size=size, idle=Idle(**idle))).bring_up("a")
 
 
-def built(story: Story, image: str = "img_1") -> Story:
+def built(story: Story, image: str = "img_1", configuration: str = "cfg_fake:a") -> Story:
     report = ReportImageBuilt(
-        node="n1", image=image, configuration="cfg_fake:a", size_bytes=10, took_ms=1, proof="same_tokens", fingerprint={}
+        node="n1", image=image, configuration=configuration, size_bytes=10, took_ms=1, proof="same_tokens", fingerprint={}
     )
     return story.when(report)
 
