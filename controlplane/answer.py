@@ -5,7 +5,16 @@ from collections.abc import Sequence
 import msgspec
 
 from controlplane.envelope import Recorded
-from controlplane.events import OperationRequested, RequestCancelled, RequestFailed, RequestQueued, RequestRouted
+from controlplane.events import (
+    AnyEvent,
+    ModelRetired,
+    ModelRevised,
+    OperationRequested,
+    RequestCancelled,
+    RequestFailed,
+    RequestQueued,
+    RequestRouted,
+)
 from controlplane.refusal import Refusal
 
 
@@ -37,6 +46,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """`position` is that of the command's last event; 0: nothing had to change."""
 
     position: int
+    note: str = ""
+    """What whoever asked should know of it, and can do."""
 
 
 Answer = Routed | Queued | Opened | Done
@@ -67,4 +78,21 @@ def answer(events: Sequence[Recorded]) -> Answer:
                 continue
             case _:
                 continue
-    return Done(position=last)
+    return Done(position=last, note=" ".join(filter(None, (note(one.event) for one in events))))
+
+
+def note(event: AnyEvent) -> str:
+    """What is to be known of an event beside that it happened; empty: nothing."""
+    match event:
+        case ModelRetired(model=model, over_settings=True):
+            return (
+                f"{model} is in the settings file still, and comes back when that is applied next (at the next start of "
+                "`enginehouse up`, or when the file changes): take its [[model]] table out of the file"
+            )
+        case ModelRevised(model=model, over_settings=True):
+            return (
+                f"{model} is in the settings file, and what that says of it counts again when it is applied next (at the next "
+                "start of `enginehouse up`, or when the file changes): write it there, too"
+            )
+        case _:
+            return ""

@@ -91,6 +91,8 @@ def rm(data: Path, name: str, json: bool) -> None:
         echo_json(answer)
     else:
         click.echo(f"retired {name}")
+        if answer.get("message"):
+            click.echo(answer["message"], err=True)
 
 
 def _value(text: str) -> object:

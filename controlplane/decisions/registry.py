@@ -56,7 +56,7 @@ def revise(draft: Draft, command: ReviseModel) -> None:
         return
     check_names([m.spec for m in _live(draft.fleet) if m.model != model.model] + [command.spec])
     _check_fits(draft, command.spec)
-    _revise(draft, model, command.spec)
+    _revise(draft, model, command.spec, over_settings=model.origin == "settings")
     advance(draft)
 
 
@@ -65,7 +65,8 @@ def retire(draft: Draft, command: RetireModel) -> None:
     model = draft.fleet.resolve(command.model)
     if model is not None and model.retired:
         return
-    _retire(draft, known(draft.fleet, command.model))
+    model = known(draft.fleet, command.model)
+    _retire(draft, model, over_settings=model.origin == "settings")
     timers.retire(draft)
     advance(draft)
 
@@ -191,13 +192,17 @@ def _register(draft: Draft, spec: ModelSpec, origin: str) -> None:
     draft.emit(ModelRegistered(model=spec.name, spec=spec, revision=before.revision + 1 if before else 1, origin=origin))
 
 
-def _revise(draft: Draft, model: Model, spec: ModelSpec) -> None:
+def _revise(draft: Draft, model: Model, spec: ModelSpec, *, over_settings: bool = False) -> None:
     """Only a hard difference makes a new revision: facts, weights and instances belong to one."""
     fields = difference(model.spec, spec)
     hard = any(field in HARD for field in fields)
-    draft.emit(ModelRevised(model=model.model, spec=spec, revision=model.revision + hard, fields=fields, hard=hard))
+    draft.emit(
+        ModelRevised(
+            model=model.model, spec=spec, revision=model.revision + hard, fields=fields, hard=hard, over_settings=over_settings
+        )
+    )  # fmt: skip
 
 
-def _retire(draft: Draft, model: Model) -> None:
-    draft.emit(ModelRetired(model=model.model))
+def _retire(draft: Draft, model: Model, *, over_settings: bool = False) -> None:
+    draft.emit(ModelRetired(model=model.model, over_settings=over_settings))
     give_up(draft, model, Code.MODEL_RETIRED, f"{model.model} was retired while this waited")

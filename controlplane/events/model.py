@@ -24,6 +24,8 @@ class ModelRevised(Event, frozen=True, kw_only=True):
     revision: int
     fields: tuple[str, ...]
     hard: bool
+    over_settings: bool = False
+    """By an operator, and a settings file has the model: what that says counts again when it is applied next."""
 
 
 class ModelRetired(Event, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class ModelRetired(Event, frozen=True, kw_only=True):
 
     AGGREGATE, KEY = "model", "model"
     model: str
+    over_settings: bool = False
+    """By an operator, and a settings file names the model: it comes back when that is applied next."""
 
 
 class ModelInspected(Event, frozen=True, kw_only=True):

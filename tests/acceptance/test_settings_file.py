@@ -49,6 +49,11 @@ async def test_only_what_changed_is_touched(start_plane: Callable[..., PlaneUnde
         await plane.chat("busy")
     assert await plane.chat("new")
     assert await plane.chat("hard")
+    removed = plane.cli("models", "rm", "new")
+    assert (removed.returncode, removed.stdout) == (0, "retired new\n")
+    assert "new is in the settings file still, and comes back" in removed.stderr
+    plane.settings_file.write_text(text + "# touched\n" + fake("another", share=0.5))
+    assert (await applied(plane, 3)).event.added == ("new", "another")  # type: ignore[attr-defined]
 
 
 async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callable[..., PlaneUnderTest]) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.params import HeaderParameter
 
-from controlplane.answer import Answer, Opened
+from controlplane.answer import Answer, Done, Opened
 from controlplane.commands import AnyCommand
 from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
@@ -27,6 +27,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     """A command was carried out; reads with `?after=<position>` show its effect. 0: nothing had to change."""
 
     position: int
+    message: str = ""
+    """What is to be known of it, and done; mostly nothing."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,4 +77,5 @@ def answered(answer: Answer) -> Response[Changed | Accepted]:
         return Response(
             Accepted(operation=answer.operation, position=answer.position), status_code=202, headers={"location": location}
         )
-    return Response(Changed(position=answer.position), status_code=202)
+    message = answer.note if isinstance(answer, Done) else ""
+    return Response(Changed(position=answer.position, message=message), status_code=202)

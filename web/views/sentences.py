@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import assert_never
 
+from controlplane.answer import note
 from controlplane.events import (
     AnyEvent,
     ConfigurationFound,
@@ -141,9 +142,10 @@ def _of_models(event: AnyEvent) -> str:
         case ModelRegistered() as e:
             return f"{e.model}, from {ORIGINS.get(e.origin, e.origin)}, engine {e.spec.engine}"
         case ModelRevised() as e:
-            return f"{e.model}, revision {e.revision}: {', '.join(e.fields)}{'' if e.hard else ' (at once)'}"
+            told = f"{e.model}, revision {e.revision}: {', '.join(e.fields)}{'' if e.hard else ' (at once)'}"
+            return "; ".join(filter(None, (told, note(e))))
         case ModelRetired() as e:
-            return f"{e.model} takes no new requests"
+            return "; ".join(filter(None, (f"{e.model} takes no new requests", note(e))))
         case ModelInspected() as e:
             return f"{e.model}: {e.facts.architecture}, {size(e.facts.weight_bytes)} of weights, seen by {e.inspected_by}"
         case ModelRejected() as e:

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from controlplane.answer import Done, answer
 from controlplane.commands import Admit, ApplySettings, End, EndRequests, Load, RegisterModel, RetireModel, ReviseModel, Tick
 from controlplane.decisions.needs import held_bytes
 from controlplane.events import NodeLimits, Revision
@@ -92,6 +93,26 @@ def test_a_file_retires_only_what_a_file_registered() -> None:  # C43
     story = with_models(plane(), small("api")).given(apply(small("a")))
     story.when(apply(digest="d2")).then(("ModelRetired", {"model": "a"}), "SettingsApplied")
     story.when(apply(small("api"), digest="d3")).then_refused(Code.MODEL_EXISTS, model="api")
+
+
+def test_what_an_operator_does_over_the_settings_file_is_said_to_last_until_that_is_applied_next() -> None:
+    file = (small("a"), small("b"))
+    story = with_models(plane(), small("api")).given(apply(*file))
+    story.when(ReviseModel(spec=small("a", note="mine"))).then(("ModelRevised", {"over_settings": True}))
+    told = answer(story.events)
+    assert isinstance(told, Done) and "write it there, too" in told.note
+    story.when(RetireModel(model="b")).then(("ModelRetired", {"over_settings": True}))
+    told = answer(story.events)
+    assert isinstance(told, Done) and told.note.startswith("b is in the settings file still, and comes back")
+    story.when(apply(*file, digest="d2")).then(
+        ("ModelRevised", {"model": "a", "over_settings": False}), ("ModelRegistered", {"model": "b"}), "SettingsApplied"
+    )
+    story.when(RetireModel(model="api")).then(("ModelRetired", {"over_settings": False}))
+    told = answer(story.events)
+    assert isinstance(told, Done) and told.note == ""
+    story.when(apply(digest="d3")).then(
+        ("ModelRetired", {"model": "a", "over_settings": False}), "ModelRetired", "SettingsApplied"
+    )
 
 
 def test_a_file_that_is_wrong_somewhere_changes_nothing() -> None:  # C43
