@@ -90,7 +90,8 @@ class Child:
     async def ready(self, deadline_s: float | None) -> bool:
         """Wait until it does its work, over restarts; False when the deadline came first."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await self._ready.wait()
         return self._ready.is_set()
 
     async def stop(self) -> bool:
@@ -143,7 +144,8 @@ class Child:
             log.warning("child_ended", child=self.spec.name, exit=self._last_exit, again_in_s=pause)
             self._enter("waiting")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
             pause = min(pause * 2, BACK_OFF_S[1])
 
     async def _take_over(self) -> None:
@@ -153,14 +155,19 @@ class Child:
             return
         if self.spec.survives and self.spec.ready is not None:
             with contextlib.suppress(TimeoutError):
-                if await asyncio.wait_for(self.spec.ready(), ADOPT_S):
-                    self.adopted, self._process = True, left
-                    if self._nursery is not None:
-                        self._nursery.decline(self.spec.name)
-                    log.info("child_adopted", child=self.spec.name, pid=left.pid)
+                async with asyncio.timeout(ADOPT_S):
+                    usable = await self.spec.ready()
+                if usable:
+                    self._adopt(left)
                     return
         log.info("child_left_over", child=self.spec.name, pid=left.pid)
         await end([left], deadline_s=self.spec.stop_s, number=self.spec.stop_signal)
+
+    def _adopt(self, left: Identity) -> None:
+        self.adopted, self._process = True, left
+        if self._nursery is not None:
+            self._nursery.decline(self.spec.name)
+        log.info("child_adopted", child=self.spec.name, pid=left.pid)
 
     async def _begin(self) -> Identity:
         """Start it. Raises OSError."""

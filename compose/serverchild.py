@@ -72,8 +72,9 @@ class ServerChild:
             log.warning("server_ended", server=self.name, exit=self._last_exit, again_in_s=pause)
             self._enter("waiting")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
-                return
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+                    return
             began = time.monotonic()
             try:
                 await self._server.start()

@@ -11,11 +11,11 @@ import msgspec
 import nats
 import nats.errors
 import structlog
-from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from controlplane import parties, subjects
 from controlplane.answer import Answer, Reply
+from controlplane.asker import Asker
 from controlplane.commands import Order
 from controlplane.fleet import Fleet, load
 from controlplane.plane import Plane
@@ -35,7 +35,7 @@ log = structlog.get_logger("bus")
 class Bus:
     """A NATS connection that reconnects for ever. `nc` and `js` are open to use; `close` ends it."""
 
-    def __init__(self, nc: Client, name: str, party: str) -> None:
+    def __init__(self, nc: Asker, name: str, party: str) -> None:
         """`party`: whose login to use, and so what may be said."""
         self.nc = nc
         self.party = party
@@ -51,7 +51,7 @@ class Bus:
     async def connect(plane: Plane, name: str, party: str, *, deadline_s: float = 30) -> "Bus":
         """Connect as `name`, with the login of `party`. Raises Refused(UNAVAILABLE) when the server has not answered after
         `deadline_s`."""
-        bus = Bus(Client(), name, party)
+        bus = Bus(Asker(), name, party)
         await bus.open(plane, deadline_s=deadline_s)
         return bus
 
@@ -141,8 +141,7 @@ class Bus:
         await self.connected(timeout_s=timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                # Without a time limit of its own: the client's `wait_for` loses a cancellation that meets an answer (3.11).
-                reply = await self.nc.request(subject, payload, timeout=None)  # type: ignore[arg-type]
+                reply = await self.nc.request(subject, payload, timeout=None)
         except nats.errors.NoRespondersError as error:
             _unavailable("the decider, which admits and records, is not listening: it is being started", error)
         except nats.errors.MaxPayloadError as error:  # to ask again would not make it smaller

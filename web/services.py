@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from nats.aio.client import Client
 
 from controlplane import parties
+from controlplane.asker import Asker
 from controlplane.bus import Bus
 from controlplane.plane import Plane
 from controlplane.queries import History
@@ -75,7 +75,7 @@ class Services:
     @staticmethod
     def make(plane: Plane) -> "Services":
         """Everything, not connected to anything yet."""
-        bus = Bus(Client(), "web", parties.WEB)
+        bus = Bus(Asker(), "web", parties.WEB)
         view = PlaneView(bus)
         frontends = Frontends(plane.node_token)
         gateway = Gateway(bus, view, frontends)

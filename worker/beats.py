@@ -49,7 +49,8 @@ class Beats:
                 await self._bus.publish(subjects.beat_node(self._site.plane.node), self.beat())
                 await asyncio.sleep(SOONEST_S)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._site.board.changed.wait(), EVERY_S - SOONEST_S)
+                    async with asyncio.timeout(EVERY_S - SOONEST_S):
+                        await self._site.board.changed.wait()
         finally:
             measuring.cancel()
 

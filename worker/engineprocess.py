@@ -164,8 +164,9 @@ class EngineProcess:
                 continue
             processes.send(engine, number)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._reaped.wait(), wait_s)
-                return
+                async with asyncio.timeout(wait_s):
+                    await self._reaped.wait()
+                    return
 
     def reap(self) -> None:
         """Take every child's exit; once the engine has gone, end what it left behind."""

@@ -147,7 +147,8 @@ class Keeper:
             return False  # it was for an earlier directive
         if failure.code in ("engine_died", "holder_died") and self.local.lost is None:
             with contextlib.suppress(TimeoutError):  # the death itself says more than that nobody answered
-                await asyncio.wait_for(self._changed.wait(), DEATH_S)
+                async with asyncio.timeout(DEATH_S):
+                    await self._changed.wait()
         if failure.code in (*NO_ROOM, "no_device_memory"):
             await self._site.books.doubt()  # before the failure itself is told, so that the next try knows of it
         if (found := await ledge(self.local, wanted, move.step, failure)) is not None:

@@ -92,7 +92,8 @@ async def ended(process: Process, deadline_s: float | None = None) -> bool:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, over.set)
     try:
-        await asyncio.wait_for(over.wait(), deadline_s)
+        async with asyncio.timeout(deadline_s):
+            await over.wait()
     except TimeoutError:
         return not alive(process)
     finally:

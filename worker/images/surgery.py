@@ -138,15 +138,13 @@ class Surgery:
         )
         self._awaited[process.pid] = ended = asyncio.get_running_loop().create_future()
         process.returncode = 0  # reaped by the holder, not by this object
-        try:
-            status = await asyncio.wait_for(asyncio.shield(ended), deadline_s)
-        except TimeoutError:
+        await asyncio.wait((ended,), timeout=deadline_s)
+        if not ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # our own child, not reaped yet, and leader of its own group
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended, REAP_S)
-            raise SurgeryFailed("step_deadline", f"criu did not end within {deadline_s:g} s: {criu.last_words(log)}") from None
-        if status != 0:
+            await asyncio.wait((ended,), timeout=REAP_S)
+            raise SurgeryFailed("step_deadline", f"criu did not end within {deadline_s:g} s: {criu.last_words(log)}")
+        if (status := ended.result()) != 0:
             raise SurgeryFailed(code, f"criu ended with status {status}: {criu.last_words(log)}")
 
     async def _gone(self, pid: int) -> None:

@@ -1,0 +1,36 @@
+"""A worker's beat ends when it is told to, whatever happens at that moment."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from worker import beats
+from worker.beats import Beats
+from worker.board import Board
+
+
+class Mute:
+    """A bus that nobody hears."""
+
+    async def publish(self, subject: str, message: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancellation_that_meets_progress_counts(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beats, "SOONEST_S", 0.0)
+    board = Board()
+    site: Any = SimpleNamespace(board=board, plane=SimpleNamespace(node="n1", pool_bytes=0))
+    beating = Beats(site, cast(Any, Mute()), cast(Any, None), cast(Any, None), "inc_1")
+    monkeypatch.setattr(beating, "measure", asyncio.Event().wait)
+    task = asyncio.create_task(beating.run())
+    for _ in range(20):  # it has sent one, and waits for progress
+        await asyncio.sleep(0)
+    board.show("ins_1", "stage")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
