@@ -35,7 +35,8 @@ class Embedded:
         """Raises ServerRefusal."""
         logs, logins = directory.path / "logs", _logins(directory)
         database = EmbeddedPostgres(directory.path, log=logs / "postgres.log")
-        bus = EmbeddedNats(directory.path / "nats", port=nats.free_port(), logins=logins, log=logs / "nats.log")
+        bus = EmbeddedNats(directory.path / "nats", logins=logins, log=logs / "nats.log")
+        bus.keep_port()
         self._children = supervisor.serve("postgres", database), supervisor.serve("nats", bus)
         self.servers = Servers(
             postgres_url=database.url, owner_url=database.owner_url, nats_url=bus.url, nats_logins=logins, embedded=True

@@ -24,6 +24,7 @@ from compose.servers import Servers
 from compose.settingsfile import choose
 from compose.supervisor import Supervisor
 from controlplane.plane import Plane
+from controlplane.reservation import Reservation
 from migrations.upgrade import NewerSchema, NotMigrated, upgrade
 
 INSTANCES_END_S: Final = 5.0
@@ -76,14 +77,14 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
     offered = offer(chosen.settings.node, directory)
     os.environ[remains.MARK] = str(directory.path)
     await supervisor.end_left_over(but=parts.SURVIVORS)
-    port = free_port(options.host, options.port)
+    kept = reserved(options.host, options.port)
     embedded = None
     if options.postgres_url and options.nats_url:
         given = await servers.given(options.postgres_url, options.nats_url)
     else:
         embedded = servers.Embedded(supervisor, directory)
         given = embedded.servers
-    plane = _plane(directory, given, offered, at=(options.host, port), settings=chosen.path)
+    plane = _plane(directory, given, offered, at=(options.host, kept.port), settings=chosen.path)
     plane.write()
     children = {spec.name: supervisor.add(spec) for spec in parts.faces(plane)}
     if embedded is not None:
@@ -95,7 +96,8 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
     # While the children import what they need, so do we; before, it would have kept them waiting.
     from compose.attendance import attend  # noqa: PLC0415
 
-    await attend(plane, directory, chosen, children["web"], say=say, began=began)
+    with kept:  # over web's restarts, too
+        await attend(plane, directory, chosen, children["web"], say=say, began=began)
 
 
 def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[str, int], settings: Path | None) -> Plane:
@@ -129,19 +131,15 @@ async def migrate(owner_url: str) -> None:
         ) from error  # fmt: skip
 
 
-def free_port(host: str, port: int) -> int:
-    """Return the port, or a free one for 0. Raises EnvironmentRefusal."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            code = "no_such_address" if foreign else "port_taken"
-            cure = "Give an address of this machine with --host." if foreign else "Free it, or give another with --port."
-            raise EnvironmentRefusal(code, f"Port {port} on {host} can't be used: {error.strerror}.", cure) from error
-        chosen: int = probe.getsockname()[1]
-        return chosen
+def reserved(host: str, port: int) -> Reservation:
+    """Keep the port, or a free one for 0. Raises EnvironmentRefusal."""
+    try:
+        return Reservation(host, port)
+    except OSError as error:
+        foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        code = "no_such_address" if foreign else "port_taken"
+        cure = "Give an address of this machine with --host." if foreign else "Free it, or give another with --port."
+        raise EnvironmentRefusal(code, f"Port {port} on {host} can't be used: {error.strerror}.", cure) from error
 
 
 async def _end(data: Path, supervisor: Supervisor, say: Say) -> None:

