@@ -80,7 +80,7 @@ def apply_settings(draft: Draft, command: ApplySettings) -> None:
             message = f"{command.path} names {name}, which was registered over the API; retire that one or rename this one"
             raise Refused(Code.MODEL_EXISTS, message, model=name)
     check_names([*command.models, *(m.spec for m in live.values() if m.origin != "settings")])
-    gone = [m for m in live.values() if m.origin == "settings" and m.model not in wanted]
+    gone = sorted((m for m in live.values() if m.origin == "settings" and m.model not in wanted), key=lambda m: m.model)
     added = [spec for spec in command.models if spec.name not in live]
     revised = [(live[s.name], s) for s in command.models if s.name in live and difference(live[s.name].spec, s)]
     limits = _limits(fleet, command)
