@@ -19,7 +19,7 @@ import httpx
 
 from tests.bench.planecallers import Asked
 from tests.bench.planefigures import asleep, figures_of
-from tests.bench.planemodels import PROMPTS, fresh, made, played, settings
+from tests.bench.planemodels import PROMPTS, fresh, made_together, played, settings
 from tests.planeprocesses import PlaneProcesses
 
 BEGUN = time.monotonic()
@@ -73,7 +73,7 @@ def main() -> int:
         arguments |= {"kv_bytes": "16MiB", "max_model_len": 256}
     else:
         shapes = {"a": (options.shape, 1), "b": (options.shape, 2), "small": (options.small, 3)}
-        sources = {name: made(options.work, shape, name, seed) for name, (shape, seed) in shapes.items()}
+        sources = made_together(options.work, shapes)
     say("models are made")
     known = {}
     if not (options.no_fresh or options.standin):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ def made(work: Path, shape: str, name: str, seed: int) -> Path:
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     wide_tokenizer(directory, end)
     return directory
+
+
+def made_together(work: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, Path]:
+    """Several, by name: shape and seed. Most of the time that one takes is its process's start."""
+    with ThreadPoolExecutor() as threads:
+        made_ones = threads.map(lambda one: made(work, one[1][0], one[0], one[1][1]), wanted.items())
+        return dict(zip(wanted, made_ones, strict=True))
 
 
 def wide_tokenizer(directory: Path, end: int) -> None:

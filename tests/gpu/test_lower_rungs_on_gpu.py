@@ -41,13 +41,13 @@ def settings(work: Path, *, share: str, siblings: bool = True) -> str:
     sizes = {"a": 1024, "b": 1024 if siblings else 1280}
     if STANDIN:
         return NODE + "".join(fake(name, share=share, gpu=True, context_tokens=size) for name, size in sizes.items())
-    from tests.bench.planemodels import made
+    from tests.bench.planemodels import made_together
 
     models = [
-        f'[[model]]\nname = "{name}"\nsource = "{made(work, "tiny", name, seed)}"\nengine = "vllm"\nshare = "{share}"\n'
+        f'[[model]]\nname = "{name}"\nsource = "{source}"\nengine = "vllm"\nshare = "{share}"\n'
         'idle = { sleep = "never", cold = "never" }\n'
         f'arguments = {{ max_model_len = {sizes[name]}, kv_bytes = "1GiB", max_num_seqs = 8 }}\n'
-        for name, seed in (("a", 1), ("b", 2))
+        for name, source in made_together(work, {"a": ("tiny", 1), "b": ("tiny", 2)}).items()
     ]
     return '[node]\npool_bytes = "1GiB"\n\n' + "\n".join(models)
 

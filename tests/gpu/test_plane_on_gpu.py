@@ -62,9 +62,9 @@ def plane(work: Path) -> Iterator[PlaneUnderTest]:
         sources = {name: tiny(work / name, "llama", seed) for name, seed in (("a", 1), ("b", 2))}
         environment = install(work / "machine", {UUID: 128 * MIB})
     else:
-        from tests.bench.planemodels import made
+        from tests.bench.planemodels import made_together
 
-        sources, environment = {name: made(work, "tiny", name, seed) for name, seed in (("a", 1), ("b", 2))}, {}
+        sources, environment = made_together(work, {"a": ("tiny", 1), "b": ("tiny", 2)}), {}
     with running(settings(sources, "16MiB" if STANDIN else "1GiB"), environment=environment) as started:
         yield started
 

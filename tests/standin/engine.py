@@ -4,6 +4,7 @@ as there.
 What it says follows from the bytes of the weights that are mapped and from the prompt, so an answer tells whose weights it was.
 """
 
+import math
 import os
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ GRAPHS = 3
 DIES_ASLEEP = "dies-asleep"
 """While a file of this name is beside the devices' files, engines die of being put to sleep."""
 HOLDS = "holds"
-"""While a file of this name is there, engines have begun what they run and say nothing more of it."""
+"""While a file of this name is there, engines say no more of what they run than the number of ids in it (empty: none)."""
 
 
 class VllmEngine:
@@ -107,17 +108,17 @@ class VllmEngine:
     def step(self) -> Stepped:
         if not self._running:
             return IDLE
-        if (place() / HOLDS).exists():
-            return Stepped((), 0.01)
-        outputs = []
+        outputs, most = [], _most()
         for request, (sampling, said, count) in list(self._running.items()):
+            if count >= most:
+                continue
             last = count + 1 == len(said)
             outputs.append(Output(request, (said[count] % LETTERS,), "length" if last else None))
             if last:
                 del self._running[request]
             else:
                 self._running[request] = (sampling, said, count + 1)
-        return Stepped(tuple(outputs), 0.0005 if self._running else None)
+        return Stepped(tuple(outputs), (0.0005 if outputs else 0.01) if self._running else None)
 
     def scrub(self) -> None:
         if self._ranks > 1:
@@ -141,3 +142,10 @@ class VllmEngine:
             attached=attached, awake=self._awake, running=len(self._running), bytes_mapped=self._part.size if attached else 0,
             bytes_kv=self._part.kv_bytes, bytes_own=self._part.own_bytes, bytes_private=0, graphs=GRAPHS * self._ranks,
         )  # fmt: skip
+
+
+def _most() -> float:
+    try:
+        return int((place() / HOLDS).read_text() or 0)
+    except FileNotFoundError:
+        return math.inf
