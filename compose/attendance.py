@@ -12,6 +12,9 @@ from compose.child import Child
 from compose.directory import Directory
 from compose.settingsfile import Chosen
 from compose.settingswatch import SettingsWatch
+from compose.signs import questions
+from compose.supervisor import Supervisor
+from compose.watch import patience, watch
 from controlplane import parties
 from controlplane.bus import Bus
 from controlplane.plane import Plane
@@ -24,23 +27,33 @@ Say = Callable[[str], None]
 log = structlog.get_logger("up")
 
 
-async def attend(plane: Plane, directory: Directory, chosen: Chosen, web: Child, *, say: Say, began: float) -> None:
+async def attend(
+    plane: Plane, directory: Directory, chosen: Chosen, supervisor: Supervisor, web: Child, *, say: Say, began: float
+) -> None:
     """Runs until it is cancelled. `began`: monotonic time of the start."""
+    limits = patience()
     await login.first_token(plane, directory)
     bus = await Bus.connect(plane, "up", parties.OPERATOR)
+    asked = questions(plane, bus, supervisor)
+    watching = [
+        asyncio.create_task(watch(supervisor.children[name], ask, limits), name=f"watch {name}") for name, ask in asked.items()
+    ]
     try:
-        watch = SettingsWatch(chosen.path, bus, plane, say) if chosen.path is not None else None
-        if watch is not None:
-            await _first(watch, chosen, say)
+        settings = SettingsWatch(chosen.path, bus, plane, say) if chosen.path is not None else None
+        if settings is not None:
+            await _first(settings, chosen, say)
         if not await web.ready(READY_S):
             say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{web.last_words()}")
             await web.ready(None)
         say(f"ready in {time.monotonic() - began:.1f} s: {plane.web_url}  (data in {plane.data})")
         say(f"log in: {login.link(plane)}  (good once, for ten minutes)")
-        if watch is not None:
-            await watch.follow(chosen.seen)
+        if settings is not None:
+            await settings.follow(chosen.seen)
         await asyncio.Event().wait()
     finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         await bus.close()
 
 

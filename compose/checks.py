@@ -6,7 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ import msgspec
 import psutil
 
 from compose.check import Check
+from compose.childstate import ChildState
 from compose.directory import ROOM_BYTES
 from compose.embedded import nats
 from compose.embedded.cluster import ROOT_HOME, Cluster, orphans
@@ -25,6 +27,8 @@ from compose.imagechecks import image_checks
 from compose.nodechecks import node_check
 from compose.parts import pool_words
 from compose.remains import belonging
+from compose.supervisor import read_states
+from compose.vigil import GAVE_NO_ANSWER
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 from pool.place import abandoned as pool_places
@@ -48,6 +52,8 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield from _pool(data)
     yield from image_checks(data)
     yield _port(port, running)
+    if running:
+        yield from answering(read_states(data))
     yield from _left_over()
 
 
@@ -182,6 +188,27 @@ def _size(places: list[Path]) -> str:
 
 def _named(places: list[Path]) -> str:
     return " ".join(map(str, places))
+
+
+def answering(states: Sequence[ChildState]) -> Iterator[Check]:
+    """Of a plane that runs: who is there and does not answer, and who was started again for that."""
+    fine = True
+    for one in states:
+        if one.state == "silent":
+            silent_s = max(0, time.time_ns() // 1_000_000 - one.since_ms) // 1000
+            found = f"{one.name} (pid {one.pid}) has not answered for {silent_s} s"
+            cure = f"`up` starts it again when that lasts. A debugger keeps it from doing so; logs/{one.name}.log may say more."
+            yield Check(name="answers", verdict="bad", found=found, cure=cure)
+        elif GAVE_NO_ANSWER in one.last_exit:
+            found = f"{one.name} was {one.last_exit}; it has been started again and answers"
+            yield Check(
+                name="answers", verdict="note", found=found, cure=f"See logs/up.log, and logs/{one.name}.log before it."
+            )
+        else:
+            continue
+        fine = False
+    if fine and states:
+        yield Check(name="answers", verdict="ok", found=f"{', '.join(one.name for one in states)}")
 
 
 def _port(port: int, running: bool) -> Check:

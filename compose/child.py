@@ -8,11 +8,12 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import structlog
 
+from compose.childstate import ChildState, State, ending, silence
 from compose.nursery import Birth, Nursery
 from compose.process import Identity, end, tether
 
@@ -42,20 +43,6 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_s: float = 6.0
 
 
-State = Literal["starting", "ready", "waiting", "stopped"]
-
-
-class ChildState(msgspec.Struct, frozen=True, kw_only=True):
-    """What `status` shows of a child. `waiting`: it ended by itself and is started again after a pause."""
-
-    name: str
-    state: State
-    pid: int | None
-    since_ms: int
-    restarts: int
-    last_exit: str = ""
-
-
 class Child:
     """Keeps one process running until `stop`. `changed` is called whenever `state` is another."""
 
@@ -72,10 +59,14 @@ class Child:
         self._process: Identity | None = None
         self._state: State = "starting"
         self._since_ms = time.time_ns() // 1_000_000
-        self._last_exit = ""
+        self._last_exit = self._verdict = ""
         self._stopping = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
 
     @property
     def state(self) -> ChildState:
@@ -110,6 +101,20 @@ class Child:
         self._enter("stopped")
         return not late
 
+    def silent(self, for_s: float) -> bool:
+        """Show that it has not answered for so long, or (0) that it does. True: that is news."""
+        news = silence(self._state, for_s)
+        if news is not None:
+            self._enter(news, for_s)
+        return news is not None
+
+    async def give_up(self, verdict: str) -> None:
+        """Kill what runs: it is started again as when it had ended by itself. `verdict`: what is shown of its end."""
+        if (process := self._process) is not None:
+            self._verdict = verdict
+            process.send(signal.SIGKILL)
+            await process.ended(self.spec.stop_s)
+
     def last_words(self, lines: int = 12) -> str:
         """The end of its log file."""
         try:
@@ -135,6 +140,8 @@ class Child:
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
                 self._last_exit = self._reap()
+                if self._verdict:
+                    self._last_exit, self._verdict = f"killed: it {self._verdict}", ""
             self._ready.clear()
             self._process = None
             if self._stopping.is_set():
@@ -224,14 +231,9 @@ class Child:
         self._ours = None
         return ending(code)
 
-    def _enter(self, state: State) -> None:
-        self._state, self._since_ms = state, time.time_ns() // 1_000_000
+    def _enter(self, state: State, ago_s: float = 0) -> None:
+        self._state, self._since_ms = state, time.time_ns() // 1_000_000 - round(1000 * ago_s)
         self._changed()
-
-
-def ending(code: int) -> str:
-    """How a process ended, by its exit code (negative: the signal), as `status` says it."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def left_over(pid_file: Path) -> Identity | None:

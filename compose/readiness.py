@@ -7,10 +7,10 @@ from typing import Final
 ANSWER_S: Final = 2.0
 
 
-async def answers(host: str, port: int, path: str = "/readyz") -> bool:
-    """Whether GET `path` there answers 200 within two seconds."""
+async def answers(host: str, port: int, path: str = "/readyz", *, deadline_s: float = ANSWER_S) -> bool:
+    """Whether GET `path` there answers 200 in time."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(deadline_s):
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 name = f"[{host}]" if ":" in host else host

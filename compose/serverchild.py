@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
-from compose.child import BACK_OFF_S, STEADY_S, ChildState, State, ending
+from compose.child import BACK_OFF_S, STEADY_S
+from compose.childstate import ChildState, State, ending, silence
 from compose.embedded.process import ServerProcess
 from compose.embedded.refusal import ServerRefusal
+
+QUIT_S: Final = 3.0
+"""For an end at once of a server that does not answer."""
 
 log = structlog.get_logger("supervisor")
 
@@ -21,6 +26,7 @@ class Server(Protocol):
     process: ServerProcess | None
 
     async def start(self) -> None: ...
+    async def answers(self, deadline_s: float) -> bool: ...
     async def exited(self) -> int: ...
     async def stop(self) -> None: ...
 
@@ -35,7 +41,7 @@ class ServerChild:
         self._changed = changed
         self._state: State = "starting"
         self._since_ms = time.time_ns() // 1_000_000
-        self._last_exit = ""
+        self._last_exit = self._verdict = ""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -62,13 +68,31 @@ class ServerChild:
         self._enter("stopped")
         return True
 
+    async def answers(self, deadline_s: float) -> bool:
+        """Whether the server does its work."""
+        return await self._server.answers(deadline_s)
+
+    def silent(self, for_s: float) -> bool:
+        """As of `Child`."""
+        news = silence(self._state, for_s)
+        if news is not None:
+            self._enter(news, for_s)
+        return news is not None
+
+    async def give_up(self, verdict: str) -> None:
+        """Kill it: at once if it still can (Postgres' sessions end with it then), else by force; it recovers at its start."""
+        if (process := self._server.process) is not None:
+            self._verdict = verdict
+            await process.stop(((signal.SIGQUIT, QUIT_S),))
+
     async def _run(self) -> None:
         pause, began = BACK_OFF_S[0], time.monotonic()
         code = await self._server.exited()
         while not self._stopping.is_set():
             self.restarts += 1
             pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
-            self._last_exit = ending(code)
+            self._last_exit = f"killed: it {self._verdict}" if self._verdict else ending(code)
+            self._verdict = ""
             log.warning("server_ended", server=self.name, exit=self._last_exit, again_in_s=pause)
             self._enter("waiting")
             with contextlib.suppress(TimeoutError):
@@ -85,6 +109,6 @@ class ServerChild:
             self._enter("ready")
             code = await self._server.exited()
 
-    def _enter(self, state: State) -> None:
-        self._state, self._since_ms = state, time.time_ns() // 1_000_000
+    def _enter(self, state: State, ago_s: float = 0) -> None:
+        self._state, self._since_ms = state, time.time_ns() // 1_000_000 - round(1000 * ago_s)
         self._changed()

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from compose.child import Child, ChildSpec, ChildState, left_over
+from compose.child import Child, ChildSpec, left_over
+from compose.childstate import ChildState
 from compose.nursery import Nursery
 from compose.process import end
 from compose.serverchild import Server, ServerChild

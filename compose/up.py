@@ -97,7 +97,7 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
     from compose.attendance import attend  # noqa: PLC0415
 
     with kept:  # over web's restarts, too
-        await attend(plane, directory, chosen, children["web"], say=say, began=began)
+        await attend(plane, directory, chosen, supervisor, children["web"], say=say, began=began)
 
 
 def _plane(directory: Directory, given: Servers, offered: Offer, *, at: tuple[str, int], settings: Path | None) -> Plane:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import zlib
 from collections.abc import Callable
 from typing import Final, NoReturn
@@ -11,6 +12,7 @@ import msgspec
 import nats
 import nats.errors
 import structlog
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from controlplane import parties, subjects
@@ -125,6 +127,15 @@ class Bus:
         self._on_reconnect.add(call)
         return lambda: self._on_reconnect.discard(call)
 
+    async def answers(self, deadline_s: float) -> bool:
+        """Whether the server answers on this connection."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.nc.flush(2 * max(1, round(deadline_s)))
+        except (nats.errors.Error, TimeoutError, OSError):
+            return False
+        return True
+
     async def close(self) -> None:
         """Close in order; what was published is flushed first."""
         if self.nc.is_connected:
@@ -166,6 +177,11 @@ class Bus:
 
     async def _closed(self) -> None:
         self.closed.set()
+
+
+async def give_pulse(message: Msg) -> None:
+    """Answer who asks whether this process lives."""
+    await message.respond(str(os.getpid()).encode())
 
 
 async def _port(url: str) -> None:

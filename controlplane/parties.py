@@ -2,7 +2,7 @@
 
     decider    everything: it alone writes events and keeps the stream
     web        commands of gateways and operators, its beats; asks nodes to count and to see to images
-    operator   commands of operators (`up`, for the settings file)
+    operator   commands of operators (`up`, for the settings file); asks whether decider and workers live
     reader     asks for the state and follows events (`audit`)
     node.<n>   its own hello, reports and beats; answers what it is asked
 
@@ -57,7 +57,8 @@ def rights(party: str) -> Rights:
             said = (subjects.COMMAND_GATEWAY, subjects.COMMAND_OPERATOR, subjects.beat_gateway("*"))
             return Rights(publish=(*_FOLLOW, *said, *asked), subscribe=(own, subjects.BEATS))
         case "operator", "":
-            return Rights(publish=(*_FOLLOW, subjects.COMMAND_OPERATOR), subscribe=(own,))
+            pulses = (subjects.ASK_PULSE, subjects.pulse("*"))
+            return Rights(publish=(*_FOLLOW, subjects.COMMAND_OPERATOR, *pulses), subscribe=(own,))
         case "reader", "":
             return Rights(publish=_FOLLOW, subscribe=(own,))
         case "node", name if name and not set(name) & set(".*> \t\r\n"):

@@ -14,7 +14,7 @@ from nats.aio.subscription import Subscription
 
 from controlplane import ids, subjects
 from controlplane.answer import Reply
-from controlplane.bus import ENCODING, Bus
+from controlplane.bus import ENCODING, Bus, give_pulse
 from controlplane.commands import (
     Admit,
     ApplySettings,
@@ -48,6 +48,7 @@ from controlplane.fleet import Fleet, dump
 from controlplane.refusal import Code, Refusal
 from controlplane.silence import Silence
 from controlplane.subjects import Echo, GatewayBeat, NodeBeat
+from controlplane.uptime import uptime_s
 
 ROUND_S: Final = 0.25
 COMPRESS_BYTES: Final = 64 * 1024
@@ -77,6 +78,7 @@ class Reception:
             await nc.subscribe(subjects.COMMANDS, cb=self._command),
             await nc.subscribe(subjects.ASK_STATE, cb=self._state),
             await nc.subscribe(subjects.BEATS, cb=self._beat),
+            await nc.subscribe(subjects.ASK_PULSE, cb=give_pulse),
         ]
         await nc.flush(5)
 
@@ -146,11 +148,6 @@ class Reception:
                 self._silence.heard_gateway(_gateway_beats.decode(message.data), now)
         except (msgspec.DecodeError, IndexError) as error:
             log.warning("beat_unreadable", subject=message.subject, error=repr(error))
-
-
-def uptime_s() -> float:
-    """Seconds since the machine was started, those in which it was suspended with them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def timely(fleet: Fleet) -> bool:

@@ -17,6 +17,8 @@ BEAT_DESK: Final = "beat.desk"
 """The decider's word to itself (`Echo`), by the way that beats come: what tells it whether it hears."""
 ASK_STATE: Final = "ask.state"
 """Request (empty) -> `fleet.dump` bytes of the decider's committed state."""
+ASK_PULSE: Final = "ask.pulse"
+"""Request (empty) -> the leading decider's pid, in digits."""
 
 
 def command_node(node: str) -> str:
@@ -45,6 +47,11 @@ def beat_gateway(gateway: str) -> str:
 def measure(node: str) -> str:
     """Request `Measure` -> `Measured`: how many tokens a prompt has, without an engine."""
     return f"node.{node}.measure"
+
+
+def pulse(node: str) -> str:
+    """Request (empty) -> the pid of the node's worker, in digits."""
+    return f"node.{node}.pulse"
 
 
 def images_of(node: str) -> str:

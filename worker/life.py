@@ -15,7 +15,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from controlplane import ids, subjects
-from controlplane.bus import Bus
+from controlplane.bus import Bus, give_pulse
 from controlplane.commands import DeviceFound, Hello, InstanceFound, Order
 from controlplane.follower import Behind, follow
 from controlplane.plane import Plane
@@ -83,6 +83,7 @@ class Life:
 
     async def run(self) -> None:
         """Take up, say hello, follow; until cancelled."""
+        await self._bus.nc.subscribe(subjects.pulse(self._plane.node), cb=give_pulse)
         keepers = await self._adopt()
         beats = Beats(self._site, self._bus, self.reconciler, self._shelf, self._incarnation)
         await self._hello(keepers)

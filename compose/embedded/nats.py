@@ -100,6 +100,26 @@ class EmbeddedNats(EmbeddedServer):
         self._write(configuration)
         await self._answering(ServerProcess([str(program), "-c", str(configuration)], log=self._log), self._ready)
 
+    async def answers(self, deadline_s: float) -> bool:
+        """Whether it takes a new connection and answers a PING there."""
+        login = next(iter(self._logins.values()), None)
+        access = {"user": login.user, "pass": login.password} if login is not None else {"auth_token": self.token}
+        connect = json.dumps(
+            {"verbose": False, "pedantic": False, "name": "up:ping", "lang": "python", "version": "1", **access}
+        )
+        try:
+            async with asyncio.timeout(deadline_s):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                try:
+                    writer.write(f"CONNECT {connect}\r\nPING\r\n".encode())
+                    while (line := await reader.readline()) and line.strip() != b"PONG":
+                        pass
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, ValueError):
+            return False
+        return bool(line)
+
     def _write(self, configuration: Path) -> None:
         text = CONFIGURATION.format(
             name=f"enginehouse-{self.port}", port=self.port, store=self.directory / "store",

@@ -85,6 +85,23 @@ class EmbeddedPostgres(EmbeddedServer):
             argv += ["-c", f"{name}={value}"]
         await self._answering(ServerProcess(argv, log=log, account=cluster.account), self._ready)
 
+    async def answers(self, deadline_s: float) -> bool:
+        """Whether it takes a new session and answers that. One that says why it takes none (it recovers) answers as well."""
+        import asyncpg  # noqa: PLC0415
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                connection = await asyncpg.connect(self.url, timeout=deadline_s)
+                try:
+                    await connection.fetchval("select 1")
+                finally:
+                    connection.terminate()
+        except asyncpg.PostgresError:
+            return True
+        except (OSError, TimeoutError, asyncpg.InterfaceError):
+            return False
+        return True
+
     def _same_major(self) -> None:
         data, program = self.cluster.major(), self.cluster.program_major()
         if data is not None and data != program:

@@ -24,6 +24,10 @@ class EmbeddedServer:
         """Start it and wait until it answers. Raises ServerRefusal."""
         raise NotImplementedError
 
+    async def answers(self, deadline_s: float) -> bool:
+        """Whether it does what it is there for. False: not within that time."""
+        raise NotImplementedError
+
     async def stop(self) -> None:
         if self.process is not None:
             await self.process.stop(self.STOPS)

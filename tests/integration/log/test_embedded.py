@@ -21,6 +21,7 @@ from compose.embedded.nats import EmbeddedNats
 from compose.embedded.postgres import EmbeddedPostgres
 from compose.embedded.process import room
 from compose.embedded.refusal import ServerRefusal
+from controlplane.plane import Login
 
 
 @pytest.fixture
@@ -178,6 +179,25 @@ async def test_nats_keeps_port_and_token_over_a_kill_and_ends_its_orphan(directo
     async with EmbeddedNats(directory / "nats", token=server.token) as successor:
         assert not orphan.alive
         assert await nats_module.check(successor.url) >= "2.12"
+
+
+async def test_a_server_that_is_stopped_does_not_answer_and_one_that_goes_on_does(directory: Path) -> None:
+    async with postgres_in(directory) as postgres, EmbeddedNats(directory / "n") as nats:
+        for server in (postgres, nats):
+            assert await server.answers(30)
+            assert server.process is not None
+            server.process.popen.send_signal(signal.SIGSTOP)
+            assert not await server.answers(0.5)
+            server.process.popen.send_signal(signal.SIGCONT)
+            assert await server.answers(30)
+            server.process.popen.kill()
+            await server.exited()
+            assert not await server.answers(30), "at once"
+
+
+async def test_nats_with_logins_answers_as_well(directory: Path) -> None:
+    async with EmbeddedNats(directory / "n", logins={"reader": Login(user="reader", password="word")}) as nats:
+        assert await nats.answers(30)
 
 
 async def test_a_taken_port_is_refused(directory: Path) -> None:

@@ -1,0 +1,40 @@
+"""What the kernel says of a process that does not answer: whether it runs, waits, or is stopped, and what it has used."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from compose.vigil import Condition, Vitals
+
+_STATES: Final[dict[str, Condition]] = {
+    "R": "runs", "D": "disk", "T": "stopped", "t": "traced",
+}  # fmt: skip
+_PARENT, _USER, _SYSTEM = 1, 11, 12
+"""Places after the name in /proc/PID/stat."""
+
+
+def vitals(pid: int) -> Vitals | None:
+    """Of the process, and of its children where they do its work (Postgres' sessions); None: it is gone."""
+    if (own := _fields(pid)) is None:
+        return None
+    state: Condition = _STATES.get(own[0], "waits")
+    family = [own, *(fields for fields in map(_fields, _pids()) if fields is not None and fields[_PARENT] == str(pid))]
+    if state == "waits":
+        busy = {_STATES.get(fields[0], "waits") for fields in family}
+        state = "runs" if "runs" in busy else "disk" if "disk" in busy else "waits"
+    ticks = sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in family)
+    return Vitals(state, ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Of /proc/PID/stat, from the state on; None: there is no such process, or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else fields
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]

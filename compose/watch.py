@@ -1,0 +1,75 @@
+"""The watch over a plane's children: each is asked for a sign of life; one that is lost is killed and started anew.
+
+All that a part knows is in the log, or is found again: none is worth more alive and dumb than dead.
+"""
+
+import asyncio
+import os
+from typing import Final
+
+import msgspec
+import structlog
+
+from compose.child import Child
+from compose.serverchild import ServerChild
+from compose.signs import Ask
+from compose.vigil import Patience, Vigil, Vitals
+from compose.vitals import vitals
+from controlplane.uptime import uptime_s
+
+PATIENCE: Final = "ENGINEHOUSE_PATIENCE"
+"""JSON with other times than `vigil.Patience` has, in seconds: `{"frozen": 5}`. For tests, and for slow machines."""
+
+log = structlog.get_logger("watch")
+
+
+def patience() -> Patience:
+    """Raises msgspec.ValidationError."""
+    return msgspec.json.decode(os.environ.get(PATIENCE, "{}"), type=Patience)
+
+
+async def watch(child: Child | ServerChild, ask: Ask, limits: Patience) -> None:
+    """Ask one child, over all its restarts; for ever."""
+    pid, vigil = 0, Vigil(limits, uptime_s())
+    while True:
+        state = child.state
+        if state.pid is None or state.state not in ("ready", "silent"):
+            pid = 0
+            await asyncio.sleep(limits.every)
+            continue
+        if state.pid != pid:
+            pid, vigil = state.pid, Vigil(limits, uptime_s())
+        began = uptime_s()
+        sign = await _asked(child, ask, pid, limits.answer)
+        seen = vitals(pid) if sign is False else None
+        if child.state.pid != pid:  # it has ended meanwhile, and its keeper knows
+            continue
+        if seen is not None:
+            await _missed(child, pid, vigil, seen)
+            await asyncio.sleep(max(0.0, limits.answer - (uptime_s() - began)))  # a refusal at once is no reason to hurry
+            continue
+        if sign:
+            vigil.answered(uptime_s())
+        else:
+            vigil.excused(uptime_s())
+        if child.silent(0):
+            log.warning("child_answers_again" if sign else "child_not_asked", child=child.name, pid=pid)
+        await asyncio.sleep(limits.every)
+
+
+async def _missed(child: Child | ServerChild, pid: int, vigil: Vigil, seen: Vitals) -> None:
+    """Show that it is silent; end it if that has lasted too long."""
+    verdict = vigil.missed(uptime_s(), seen)
+    if child.silent(vigil.silent_s):
+        log.warning("child_silent", child=child.name, pid=pid, silent_s=round(vigil.silent_s), process=seen.state)
+    if verdict is not None:
+        log.error("child_lost", child=child.name, pid=pid, reason=verdict)
+        await child.give_up(verdict)
+
+
+async def _asked(child: Child | ServerChild, ask: Ask, pid: int, deadline_s: float) -> bool | None:
+    try:
+        return await ask(pid, deadline_s)
+    except Exception as error:  # a fault of ours is not the child's, and must not end the watch
+        log.error("not_asked", child=child.name, error=repr(error))
+        return None

@@ -1,0 +1,132 @@
+"""The watch with a stand-in process: asked, shown as silent, killed, started again."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from compose.child import Child, ChildSpec
+from compose.childstate import ChildState
+from compose.process import Identity
+from compose.signs import Ask
+from compose.supervisor import Supervisor, read_states
+from compose.vigil import Patience
+from compose.watch import PATIENCE, patience, watch
+
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
+QUICK = Patience(every=0.01, answer=0.05, frozen=0.5, hung=600)
+
+
+class Signs:
+    """Answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.sign: bool | None = True
+        self.pids: list[int] = []
+
+    async def ask(self, pid: int, _deadline_s: float) -> bool | None:
+        self.pids.append(pid)
+        return self.sign
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 30) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def watched(data: Path, ask: Ask) -> AsyncIterator[Child]:
+    supervisor = Supervisor(data)
+    child = supervisor.add(ChildSpec(name="a", argv=SLEEPER))
+    assert await child.ready(30)
+    watching = asyncio.create_task(watch(child, ask, QUICK))
+    try:
+        yield child
+        assert not watching.done()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await supervisor.stop()
+
+
+def shown(child: Child, data: Path) -> ChildState:
+    [state] = read_states(data)
+    assert state == child.state
+    return state
+
+
+async def test_one_that_answers_no_more_is_shown_then_killed_and_started_again(tmp_path: Path) -> None:
+    signs = Signs()
+    async with watched(tmp_path, signs.ask) as child:
+        await until(lambda: signs.pids)
+        first = child.state
+        assert first.pid is not None
+        stopped = Identity.of(first.pid)
+        assert stopped is not None
+        stopped.send(signal.SIGSTOP)
+        signs.sign = False
+        await until(lambda: child.state.state == "silent")
+        assert shown(child, tmp_path).pid == first.pid
+        await until(lambda: child.state.restarts == 1)
+        signs.sign = True
+        await until(lambda: child.state.state == "ready" and child.state.pid in signs.pids)
+        assert child.state.pid != first.pid
+        assert child.state.last_exit.startswith("killed: it gave no answer for ")
+        assert child.state.last_exit.endswith("was stopped")
+        assert not stopped.alive
+
+
+async def test_one_that_answers_again_in_time_is_left_as_it_is(tmp_path: Path) -> None:
+    signs = Signs()
+    async with watched(tmp_path, signs.ask) as child:
+        await until(lambda: signs.pids)
+        pid, signs.sign = child.state.pid, False
+        await until(lambda: child.state.state == "silent")
+        signs.sign = True
+        await until(lambda: child.state.state == "ready")
+        assert (child.state.pid, child.state.restarts) == (pid, 0)
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("no way to ask")])
+async def test_nothing_follows_from_a_question_that_could_not_be_asked(tmp_path: Path, fault: Exception | None) -> None:
+    asked = 0
+
+    async def ask(_pid: int, _deadline_s: float) -> None:
+        nonlocal asked
+        asked += 1
+        if fault is not None:
+            raise fault
+
+    async with watched(tmp_path, ask) as child:
+        await until(lambda: asked > 3 * QUICK.frozen / QUICK.every)
+        assert (child.state.state, child.state.restarts) == ("ready", 0)
+
+
+async def test_an_end_while_it_was_asked_is_no_silence(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def ask(pid: int, _deadline_s: float) -> bool:
+        if not ended.is_set() and (process := Identity.of(pid)) is not None:
+            process.send(signal.SIGKILL)
+            await process.ended()
+            ended.set()
+        return True
+
+    async with watched(tmp_path, ask) as child:
+        await until(lambda: child.state.restarts == 1 and child.state.state == "ready")
+        assert child.state.last_exit == "killed by SIGKILL"
+
+
+def test_the_environment_may_carry_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PATIENCE, raising=False)
+    assert patience() == Patience()
+    monkeypatch.setenv(PATIENCE, '{"frozen": 5}')
+    assert patience() == Patience(frozen=5)
+    monkeypatch.setenv(PATIENCE, '{"froze": 5}')
+    with pytest.raises(ValueError, match="froze"):
+        patience()
