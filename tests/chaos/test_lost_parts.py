@@ -9,6 +9,8 @@ from tests.plane import NODE, fake, running
 MODEL = "m"
 FROZEN_S = 5.0
 ENVIRONMENT = {"ENGINEHOUSE_PATIENCE": json.dumps({"every": 0.5, "answer": 1, "frozen": FROZEN_S})}
+ASKED = {"postgres", "nats", "web", "pool"}
+"""Without the bus."""
 FOUND_S = 60.0
 """The bus first, then what is asked over it; and two busy cores."""
 
@@ -16,20 +18,16 @@ FOUND_S = 60.0
 async def test_what_is_stopped_is_shown_killed_and_started_again_and_nothing_is_lost_by_it() -> None:
     with running(NODE + fake(MODEL), environment=ENVIRONMENT) as plane:
         expected, before = await plane.chat(MODEL), await plane.head()
-        victims = ("postgres", "nats", "decider", "web")
-        for name in victims:
+        for name in (one.name for one in read_states(plane.data)):
             plane.kill(plane.child(name), signal.SIGSTOP)
 
         async def silent() -> bool:
-            return {one.state for one in read_states(plane.data) if one.name in ("postgres", "nats", "web")} == {"silent"}
+            return {one.state for one in read_states(plane.data) if one.name in ASKED} == {"silent"}
 
         await plane.until(silent, "those that can be asked are silent")
-        said = plane.cli("status")
-        assert said.returncode == 1
-        assert "silent" in said.stdout
 
         async def back() -> bool:
-            return all(one.state == "ready" and one.restarts for one in read_states(plane.data) if one.name in victims)
+            return all(one.state == "ready" and one.restarts for one in read_states(plane.data))
 
         async def ready() -> bool:
             return plane._is_ready()
@@ -39,6 +37,5 @@ async def test_what_is_stopped_is_shown_killed_and_started_again_and_nothing_is_
         assert await plane.chat(MODEL) == expected
         assert await plane.head() > before
         exits = {one.name: one.last_exit for one in read_states(plane.data)}
-        assert all(exits[name].endswith("was stopped") for name in ("postgres", "nats", "web")), exits
-        assert [exits[name] for name in ("pool", "worker")] == ["", ""]
+        assert all(exits[name].endswith("was stopped") for name in ASKED), exits
         assert "gave no answer" in plane.cli("doctor").stdout

@@ -2,7 +2,10 @@
 
 import http.server
 import json
+import os
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,15 @@ from typing import Any
 import click
 import pytest
 
+from compose.childstate import ChildState
 from compose.cli import main
 from compose.cli.commands import enginehouse
 from compose.cli.history import event_line
 from compose.cli.options import table
 from compose.cli.show import living, one_line
 from compose.client import Client
+from compose.directory import Directory
+from compose.supervisor import write_states
 from controlplane.plane import Plane
 
 
@@ -155,6 +161,16 @@ def test_status_says_what_does_not_answer_though_every_process_is_there(
     said = capsys.readouterr()
     assert "no models" in said.out
     assert "the decider does not answer; the event stream does not answer" in said.err
+
+
+def test_status_shows_who_is_there_and_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="eh-", dir="/tmp") as short, Directory.open(data := Path(short)):
+        (data / "run").mkdir(exist_ok=True)
+        since_ms = time.time_ns() // 1_000_000 - 42_500
+        write_states(data, [ChildState(name="nats", state="silent", pid=os.getpid(), since_ms=since_ms, restarts=0)])
+        assert ran("--data", str(data), "status") == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("nats"))
+    assert line.split()[:4] == ["nats", "silent", str(os.getpid()), "42"]
 
 
 def test_names_and_ids_stay_whole_on_a_narrow_terminal(
