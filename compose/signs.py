@@ -64,8 +64,7 @@ async def _over_bus(bus: Bus, subject: str, pid: int, deadline_s: float) -> bool
         return None
     try:
         async with asyncio.timeout(deadline_s):
-            # Without a time limit of its own: the client's `wait_for` loses a cancellation that meets an answer (3.11).
-            answer = await bus.nc.request(subject, b"", timeout=None)  # type: ignore[arg-type]
+            answer = await bus.nc.request(subject, b"", timeout=None)
     except (nats.errors.Error, TimeoutError, OSError):
         return False if await bus.answers(deadline_s) else None
     return True if answer.data == str(pid).encode() else None
