@@ -230,7 +230,7 @@ class Call:
                 first_token_at_ms=attempt.first_token_at_ms if attempt else None,
             )  # fmt: skip
         if attempt is not None and not attempt.over:
-            self._gateway.spawn(self._abort(attempt.routed, end))
+            self._gateway.spawn(self.request, self._abort(attempt.routed, end))
         elif end is not None:
             self._gateway.ends.add(end)
 

@@ -58,7 +58,7 @@ class Gateway:
         self._released = asyncio.Event()
         self._opened_at = 0
         self._held: dict[str, Held] = {}
-        self._loose: set[asyncio.Task[None]] = set()
+        self._loose: dict[asyncio.Future[None], str] = {}
         self._opening = asyncio.Lock()
 
     @property
@@ -105,7 +105,7 @@ class Gateway:
         for request in self.view.fleet.requests.values():
             if request.gateway != self.gateway or request.accepted_ms > limit or request.request in self._held:
                 continue
-            if not self.ends.holds(request.request):
+            if request.request not in self._loose.values() and not self.ends.holds(request.request):
                 _log.warning("orphan_ended", request=request.request)
                 self.ends.add(End(request=request.request, outcome="cancelled", by="gateway", code="orphan"))
 
@@ -174,11 +174,11 @@ class Gateway:
     def held(self) -> int:
         return len(self._held)
 
-    def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run what must outlive its caller (an abort in an engine)."""
+    def spawn(self, request: str, work: Coroutine[object, object, None]) -> None:
+        """Run what must outlive the request's caller: an abort in an engine, with its end behind that."""
         task = asyncio.ensure_future(work)
-        self._loose.add(task)
-        task.add_done_callback(self._loose.discard)
+        self._loose[task] = request
+        task.add_done_callback(self._loose.pop)
 
     async def close(self, deadline_s: float = 1.2) -> None:
         """Stop the open streams, end their requests, close the gateway; the plane ends whatever is left by itself."""
