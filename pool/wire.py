@@ -5,6 +5,7 @@ frames, and a read that swallowed such a byte would lose them.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -207,6 +208,12 @@ class AsyncChannel:
     async def gone(self) -> None:
         """Return once the peer has closed its end (or has spoken out of turn, which ends the conversation as well)."""
         await self._ready(writing=False)
+
+    def cut(self) -> None:
+        """End the conversation for somebody else's task that reads here: it hears the end, and closes. (Closed under its hands,
+        it would wait for ever, and so would whoever gets the descriptor's number next.)"""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     async def _ready(self, *, writing: bool) -> None:
         loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ class NotTold(Exception):
 
 
 class EnginePort:
-    """One engine's connection. An engine that reconnects replaces its old one."""
+    """One engine's connection; the next one is taken when that has ended."""
 
     def __init__(self) -> None:
         self._replies: msgspec.msgpack.Decoder[ControlReply] = decoder(ControlReply)
@@ -44,9 +44,12 @@ class EnginePort:
             loop = asyncio.get_running_loop()
             while True:
                 connection, _ = await loop.sock_accept(server)
-                self.lose("not_connected", "the engine connected anew before it answered")
                 self._channel = AsyncChannel(connection)
-                await self._read(self._channel)
+                try:
+                    await self._read(self._channel)
+                finally:
+                    self.lose("not_connected", "the engine closed its connection before it answered")
+                    connection.close()
 
     async def _read(self, channel: AsyncChannel) -> None:
         try:
@@ -55,12 +58,11 @@ class EnginePort:
                     self._awaited.set_result(reply)
         except (OSError, TimeoutError):
             pass  # a broken stream is a lost connection; the engine connects again, or is dead and reaped
-        self.lose("not_connected", "the engine closed its connection before it answered")
 
     def lose(self, code: str, message: str) -> None:
         """Forget the connection; a command that waits for its answer gets this one."""
         if self._channel is not None:
-            self._channel.close()
+            self._channel.cut()
             self._channel = None
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_exception(NotTold(code, message))
