@@ -38,8 +38,12 @@ class EngineProcess:
     def __init__(self, directory: InstanceDir, census: Census, port: EnginePort) -> None:
         self._directory, self._census, self._port = directory, census, port
         self._surgery = Surgery(directory, census)
+        self._operation = asyncio.Lock()
+        """Held while CRIU works, or is about to."""
         self._replaceable = False
         self._reaped = asyncio.Event()
+        self._ended: Exit | None = None
+        """How an engine ended whose end was meant, or seemed to be."""
         self.known: Process | None = None
         self.inner: Process | None = None
         self.exit: Exit | None = None
@@ -47,7 +51,7 @@ class EngineProcess:
     @property
     def idle(self) -> bool:
         """Nothing lives here."""
-        return self.known is None or self.exit is not None
+        return (self.known is None or self.exit is not None) and not self._operation.locked()
 
     @property
     def place(self) -> Path:
@@ -69,6 +73,8 @@ class EngineProcess:
         return f"the engine's process ended with {how}"
 
     def start(self, argv: tuple[str, ...]) -> Denied | None:
+        if self._operation.locked():
+            return Denied(code="started_already", message="an engine is being brought back, or written to disk")
         if (denied := self._begin()) is not None:
             return denied
         try:
@@ -102,7 +108,7 @@ class EngineProcess:
         it was parked, may be followed by another."""
         if self.known is not None and not (self._replaceable and self.exit is not None):
             return Denied(code="started_already", message=f"an engine was started already, pid {self.known.pid}")
-        self.known, self.inner, self.exit, self._replaceable = None, None, None, False
+        self.known, self.inner, self.exit, self._ended, self._replaceable = None, None, None, None, False
         self._surgery.parked = None
         self._reaped.clear()
         return None
@@ -128,6 +134,10 @@ class EngineProcess:
         return None
 
     async def dump(self, wanted: Dump) -> Denied | None:
+        async with self._operation:
+            return await self._dump(wanted)
+
+    async def _dump(self, wanted: Dump) -> Denied | None:
         if self.known is None or self.inner is None or self.exit is not None:
             return Denied(code="engine_died", message="there is no engine")
         before, self.known = self.known, None  # its end is meant now: `reap` must not take it for a death
@@ -135,12 +145,20 @@ class EngineProcess:
             await self._surgery.dump(self._port, self.inner.pid, wanted)
         except (NotTold, SurgeryFailed) as failure:
             self.known = before
+            if self._ended is not None:  # it was one after all
+                self._over(self._ended)
+                self.reap()
             return Denied(code=failure.code, message=failure.message)
         self.inner = None
+        self._reaped.set()
         self._directory.edit(engine=None)
         return None
 
     async def restore(self, wanted: Restore) -> Denied | None:
+        async with self._operation:
+            return await self._restore(wanted)
+
+    async def _restore(self, wanted: Restore) -> Denied | None:
         if (denied := self._begin()) is not None:
             return denied
         try:
@@ -154,7 +172,14 @@ class EngineProcess:
         return None
 
     async def kill(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after `grace_s` seconds (0: at once); return when it and what it left behind are reaped."""
+        """SIGTERM, and SIGKILL after `grace_s` seconds (0: at once); return when it and what it left behind are reaped.
+
+        What CRIU is at is given up, so that nothing comes to life behind this.
+        """
+        self._surgery.stop()
+        if self.inner is None:
+            async with self._operation:
+                pass
         engine = self.inner
         if engine is None or self.exit is not None:
             return
@@ -174,14 +199,20 @@ class EngineProcess:
             while (reaped := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, status = reaped
                 self._surgery.reaped(pid, status)
-                if self.known is not None and self.inner is not None and pid == self.inner.pid and self.exit is None:
-                    self.exit = Exit(os.waitstatus_to_exitcode(status), time.time_ns() // 1_000_000)
-                    with contextlib.suppress(FileNotFoundError):  # the worker has cleaned up: nobody is left to tell
-                        self._directory.edit(exit=self.exit)
-                    self._port.lose("engine_died", self.death or "")
+                if self.inner is not None and pid == self.inner.pid and self.exit is None:
+                    self._over(Exit(os.waitstatus_to_exitcode(status), time.time_ns() // 1_000_000))
         if self.exit is not None:
             left = children()
             for pid in left:  # ours and not reaped, so the pid can't mean another
                 os.kill(pid, signal.SIGKILL)
             if not left:
                 self._reaped.set()
+
+    def _over(self, ended: Exit) -> None:
+        self._ended = ended
+        if self.known is None:  # its end is meant
+            return
+        self.exit = ended
+        with contextlib.suppress(FileNotFoundError):  # the worker has cleaned up: nobody is left to tell
+            self._directory.edit(exit=ended)
+        self._port.lose("engine_died", self.death or "")

@@ -33,6 +33,8 @@ from worker.processes import Process
 
 ANSWER_S = 5.0
 """Of a holder that only has to look at itself."""
+END_S = 12.0
+"""Of one that ends its engine: it gives the kernel five seconds, and as long to what a restore has begun."""
 POLL_S = 0.01
 REPLY_LIMIT = 1 << 20
 
@@ -114,10 +116,10 @@ class HolderLink:
         return await self._held(wanted, deadline_s=deadline_s + 2 * ANSWER_S)
 
     async def kill(self, grace_s: float) -> Held:
-        return await self._held(Kill(grace_ms=round(grace_s * 1000)), deadline_s=grace_s + ANSWER_S)
+        return await self._held(Kill(grace_ms=round(grace_s * 1000)), deadline_s=grace_s + END_S)
 
     async def leave(self) -> Held:
-        return await self._held(Leave())
+        return await self._held(Leave(), deadline_s=END_S)
 
     async def tell(self, command: ControlCommand, deadline_s: float) -> ControlReply:
         """Pass a command to the engine; its answer may be a `Fault`."""

@@ -119,6 +119,12 @@ class Surgery:
                 raise
         self.parked = Path(wanted.place)
 
+    def stop(self) -> None:
+        """Have what CRIU is at fail; whoever has asked for it hears so."""
+        for pid in self._awaited:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # our own child, not reaped yet, and leader of its own group
+
     def release(self) -> None:
         """Tell the parked engine that it is this instance's."""
         place, self.parked = self.parked, None

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from worker.engines.messages import ControlCommand, Drain, Shutdown, State
+from worker.engines.messages import ControlCommand, Drain, Park, Shutdown, State
 from worker.engines.wire import BrokenStream, decoder, receive, send
 
 
@@ -41,6 +41,9 @@ def main() -> None:
             send(sock, State(attached=None, awake=False, running=0, bytes_mapped=0, bytes_kv=0, bytes_private=os.getpid()))
             if isinstance(command, Shutdown):
                 return
+            if isinstance(command, Park):
+                sock.close()
+                signal.pause()
     except BrokenStream:
         return
 

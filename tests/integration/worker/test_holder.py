@@ -213,6 +213,61 @@ async def test_a_noisy_engines_log_is_bounded(site: Site) -> None:
     await until(lambda: site.directory.engine_log.stat().st_size, lambda size: size < (3 << 20))
 
 
+@pytest.fixture
+def surgeon(site: Site) -> tuple[Path, str]:
+    """A CRIU that kills what it is to write to disk, and never ends a restore; and what a restore of its is known by."""
+    mark, script = f"600.{time.monotonic_ns()}", site.directory.path.parent / "criu"
+    dump = 'kill -9 "$3"; while kill -0 "$3" 2>/dev/null; do sleep 0.01; done; exit 1'
+    script.write_text(f'#!/bin/sh\nif [ "$1" = dump ]; then {dump}; fi\nexec sleep {mark}\n')
+    script.chmod(0o700)
+    return script, mark
+
+
+def of_a_restore(mark: str) -> list[processes.Process]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(processes.identify(int(entry.name)))
+    return [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize("word", ["kill", "leave"])
+async def test_a_restore_that_nobody_waits_for_any_more_brings_nothing_to_life(
+    site: Site, surgeon: tuple[Path, str], word: str
+) -> None:
+    script, mark = surgeon
+    holder, _ = await site.link.open(deadline_s=20)
+    place = str(site.directory.path)
+    restoring = asyncio.create_task(
+        site.link.restore(str(script), site.directory.path / "image", pid=(1 << 22) - 1, place=place, deadline_s=60)
+    )
+    [criu] = await until(lambda: of_a_restore(mark), bool)
+    restoring.cancel()
+    await asyncio.wait([restoring])
+    await (site.link.kill(0) if word == "kill" else site.link.leave())
+    assert not processes.alive(criu)
+    if word == "kill":
+        await site.connected()  # the cold start that follows
+    else:
+        assert await processes.gone(holder, 10)
+
+
+async def test_an_engine_that_dies_while_it_is_written_to_disk_is_dead(site: Site, surgeon: tuple[Path, str]) -> None:
+    await site.link.open(deadline_s=20)
+    engine = await site.connected()
+    with pytest.raises(HolderDenied) as caught:
+        await site.link.dump(str(surgeon[0]), site.directory.path / "image", deadline_s=20)
+    assert caught.value.code == "dump_failed"
+    held = await site.link.ask()
+    assert held.engine == engine
+    assert held.exit is not None
+    assert held.exit.status == -signal.SIGKILL
+    started = time.monotonic()
+    await site.link.kill(0)
+    assert time.monotonic() - started < 4, "nobody waits for the end of one that has ended"
+
+
 async def test_start_failure_is_typed(site: Site) -> None:
     await site.link.open(deadline_s=20)
     with pytest.raises(HolderDenied) as caught:
