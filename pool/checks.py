@@ -21,7 +21,7 @@ log = logging.getLogger("pool")
 class Checks:
     """`remove` is called for a set that is corrupt and that nobody holds."""
 
-    def __init__(self, arena: Arena, residency: Residency, remove: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, arena: Arena, residency: Residency, remove: Callable[[str], Awaitable[object]]) -> None:
         self._arena, self._residency, self._remove = arena, residency, remove
         self._thread = ThreadPoolExecutor(1, "pool-checker", initializer=_yield_to_others)
 

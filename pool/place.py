@@ -91,7 +91,8 @@ def _abandoned(shared_memory: Path) -> Iterator[Path]:
             _own(path)
             with (path / OWNER).open("rb") as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.lexists(os.fsdecode(owner.read())):
+                whose = owner.read()
+                if whose and not os.path.lexists(os.fsdecode(whose)):  # empty: its daemon is just about to lock it
                     yield path
         except (PlaceRefused, BlockingIOError, FileNotFoundError):  # not ours; its daemon lives; just being made or removed
             continue

@@ -115,7 +115,10 @@ class Ready:
                     await self._shed(spare)
                     left[spare.node] += spare.size
         while self._spares and (self.size_bytes > free_bytes or fresh.total() > await asyncio.to_thread(self._arena.room)):
-            await self._shed(max(self._spares, key=lambda spare: (fresh[spare.node] > 0, spare.size)))
+            # By now another staging may have claimed all that was left.
+            largest = max(self._spares, key=lambda spare: (fresh[spare.node] > 0, spare.size), default=None)
+            if largest is not None:
+                await self._shed(largest)
 
     async def take_back(self, draft: Draft) -> None:
         """The draft comes to nothing: its memory does not."""
@@ -209,6 +212,8 @@ class Ready:
         return next((node for node, count in Counter(planned).items() if there[node] < count), None)
 
     async def _shed(self, spare: Spare) -> None:
+        if spare not in self._spares:  # somebody has claimed it since it was chosen
+            return
         self._spares.remove(spare)
         await self._devices.host.unpin(spare.slab)
         os.close(spare.fd)

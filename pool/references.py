@@ -17,7 +17,7 @@ log = logging.getLogger("pool")
 class References:
     """`remove` is called for a set that is corrupt and that nobody holds any more."""
 
-    def __init__(self, residency: Residency, devices: Devices, remove: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, residency: Residency, devices: Devices, remove: Callable[[str], Awaitable[object]]) -> None:
         self._residency, self._devices, self._remove = residency, devices, remove
         self._host: Counter[str] = Counter()
         self._on_device: dict[tuple[str, str], list[Resident]] = {}

@@ -130,8 +130,10 @@ class Residency:
     def leave(self, weight_set: str) -> Resident:
         """First half of a drop. Raises Refused: `unknown_set`, `in_use`."""
         resident = self.sets.get(weight_set)
-        if resident is None or resident.leaving:
+        if resident is None:
             raise Refused("unknown_set", f"the pool does not hold {weight_set[:64]}")
+        if resident.leaving:  # and may stay yet
+            raise Refused("in_use", f"{weight_set} is being dropped already: ask again in a moment")
         if resident.holders:
             raise Refused(
                 "in_use", f"{weight_set} is mapped by {resident.holders} connections: put their engines to sleep first"

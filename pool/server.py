@@ -230,15 +230,18 @@ class Server:
             raise
         if others := [pid for pid in processes if pid != os.getpid()]:
             raise self.residency.stay(weight_set, f"is mapped by processes {', '.join(map(str, others))}")
-        if (resident := self.residency.sets.get(weight_set)) is None or not resident.leaving:
+        if not await self._remove(weight_set):
             raise self.residency.stay(weight_set, "was staged again meanwhile")
-        await self._remove(weight_set)
 
-    async def _remove(self, weight_set: str) -> None:
-        resident = self.residency.sets[weight_set]
-        grave = self.arena.bury(weight_set)
-        self.residency.remove(weight_set)
-        slabs = self.devices.host.forget(weight_set)
+    async def _remove(self, weight_set: str) -> bool:
+        """False: it has gone already, or a sound copy has come meanwhile, and it stays."""
+        async with self.stagings.keeping:
+            resident = self.residency.sets.get(weight_set)
+            if resident is None or resident.holders or not (resident.bad or resident.leaving):
+                return False
+            grave = self.arena.bury(weight_set)
+            self.residency.remove(weight_set)
+            slabs = self.devices.host.forget(weight_set)
         if resident.bad:  # its memory may be what is bad
             for slab in slabs.values():
                 await self.devices.host.unpin(slab)
@@ -246,3 +249,4 @@ class Server:
             await self.ready.recycle(grave, resident.manifest, slabs)
         await asyncio.to_thread(shutil.rmtree, grave)
         log.info("removed", extra={"weight_set": weight_set})
+        return True

@@ -42,7 +42,8 @@ class Stagings:
     _running: dict[str, Staging] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Staged]] = field(default_factory=set)
     drafts: set[Draft] = field(default_factory=set)
-    _keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a set gets its name, or loses it: it is looked at first, and files are renamed in other threads."""
 
     def join(self, source: str) -> Staging:
         """The staging of this source, begun if there is none; to be left by each who joins."""
@@ -143,7 +144,7 @@ class Stagings:
 
     async def keep(self, draft: Draft, manifest: Manifest) -> Manifest:
         """The draft becomes a set, or goes because there is one with these bytes."""
-        async with self._keeping:
+        async with self.keeping:
             known = self.residency.sets.get(manifest.weight_set)
             if known is not None and not known.bad:
                 kept = self.residency.add_origin(manifest.weight_set, manifest.origins[0])

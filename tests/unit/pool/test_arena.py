@@ -7,7 +7,7 @@ import pytest
 
 from pool.arena import Arena
 from pool.manifest import Manifest, Origin
-from pool.place import PlaceRefused, abandoned, claim, place, sweep
+from pool.place import OWNER, PlaceRefused, abandoned, claim, place, sweep
 
 
 def publish(arena: Arena, name: str = "ws_a") -> Manifest:
@@ -104,6 +104,8 @@ def test_a_place_goes_once_its_data_directory_is_gone_and_no_daemon_holds_it(tmp
     foreign.mkdir()
     root = place(directory, 1, shared_memory=shared)
     assert sweep(shared) == []  # nobody has said yet whose it is
+    (root / OWNER).touch()
+    assert sweep(shared) == []  # its daemon has made the file, and is about to lock it
     with claim(root, directory):
         publish(Arena(root))
         assert Arena(root).adopt()[1] == []

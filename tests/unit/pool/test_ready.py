@@ -1,7 +1,9 @@
 """Memory that lies ready, and a set that comes to nothing."""
 
+import asyncio
 import errno
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,4 +95,29 @@ async def test_memory_makes_way_on_the_node_that_is_asked_for(tmp_path: Path, mo
     assert ready.node_bytes == {0: 4 * MIB, 1: 4 * MIB}, "there is room on that one"
     assert not await ready.claim((5 * MIB,), (0,), free_bytes=16 * MIB)
     assert ready.node_bytes == {1: 4 * MIB}
+    await ready.close()
+
+
+async def test_two_stagings_at_once_make_way_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / READY).mkdir()
+    for number in range(2):
+        with (tmp_path / READY / str(number)).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * MIB)
+    arena = Arena(tmp_path)
+    ready = Ready(arena, Devices(arena, Way()), Way(), lambda: 4 * MIB)
+    ready.start(())
+    loop, other = asyncio.get_running_loop(), list[int]()
+
+    def room() -> int:
+        """The host has none; and while that is looked up, another staging takes all that lies ready."""
+        if not other:
+            claimed = asyncio.run_coroutine_threadsafe(ready.claim((2 * MIB, 2 * MIB), free_bytes=8 * MIB), loop).result(30)
+            other.extend(spare.fd for spare in claimed.values())
+        return 0
+
+    monkeypatch.setattr(arena, "room", room)
+    await ready._make_way(Counter({None: 3 * MIB}), 8 * MIB)
+    assert (len(other), ready.size_bytes) == (2, 0)
+    for fd in other:
+        os.close(fd)
     await ready.close()

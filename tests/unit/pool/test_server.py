@@ -1,0 +1,62 @@
+"""A daemon's sets that come and go at the same moment."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pool.arena import Arena, Draft
+from pool.manifest import Manifest
+from pool.references import References
+from pool.residency import Residency
+from pool.server import Server
+from tests.poolroom import MIB, write_safetensors
+
+
+async def staged(server: Server, source: Path) -> str:
+    staging = server.stagings.join(str(source))
+    try:
+        return (await staging.task).weight_set
+    finally:
+        server.stagings.leave(staging)
+
+
+async def spun() -> None:
+    """All that can run in the loop has."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    made = tmp_path / "source"
+    made.mkdir()
+    write_safetensors(made / "model.safetensors", {"w": np.arange(4096, dtype=np.uint8)})
+    return made
+
+
+async def test_a_sound_copy_is_not_buried_with_the_corrupt_one_whose_place_it_takes(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / "root").mkdir()
+    server, loop = Server(Arena(root), Residency(64 * MIB)), asyncio.get_running_loop()
+    name = await staged(server, source)
+    engine = References(server.residency, server.devices, server._remove)
+    engine.hold(name)
+    assert not server.residency.condemn(name, ("w",)), "it is held"
+    publish, leaving = server.arena.publish, list[asyncio.Future[None]]()
+
+    def and_the_last_holder_goes(draft: Draft, of: Manifest) -> None:
+        publish(draft, of)
+        leaving.append(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(engine.close(), loop), loop=loop))
+        asyncio.run_coroutine_threadsafe(spun(), loop).result(30)
+
+    monkeypatch.setattr(server.arena, "publish", and_the_last_holder_goes)
+    assert await staged(server, source) == name
+    await asyncio.gather(*leaving)
+    resident = server.residency.find(name)
+    assert (root / name).is_dir()
+    for fd in server.arena.open(resident.manifest):
+        os.close(fd)
