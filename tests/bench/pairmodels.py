@@ -24,7 +24,7 @@ def settings(work: Path, shape: str, *, standin: bool) -> tuple[str, dict[str, s
     from tests.bench.planemodels import made_together
 
     sources = made_together(work, {"pair": ("tiny", 1), "solo": (shape, 2)})
-    return _text(sources, "30GiB", "2GiB", "4GiB", 1024), {}, None
+    return _text(sources, "8GiB", "2GiB", "4GiB", 1024), {}, None
 
 
 def _text(sources: dict[str, Path], pool: str, pair_kv: str, solo_kv: str, context: int) -> str:

@@ -15,7 +15,8 @@ ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "USE_LIBUV": "0",
     "VLLM_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "WARNING",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }  # fmt: skip
 """One process that speaks to nobody: loopback for its own gloo, no hub, no statistics. Ranks of a gang speak over NVLink
 without its multicast, whose objects neither a sleep nor a checkpoint of CUDA knows how to take apart."""
