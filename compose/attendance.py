@@ -14,7 +14,7 @@ from compose.settingsfile import Chosen
 from compose.settingswatch import SettingsWatch
 from compose.signs import questions
 from compose.supervisor import Supervisor
-from compose.watch import patience, watch
+from compose.watch import patience, watch_all
 from controlplane import parties
 from controlplane.bus import Bus
 from controlplane.plane import Plane
@@ -34,10 +34,8 @@ async def attend(
     limits = patience()
     await login.first_token(plane, directory)
     bus = await Bus.connect(plane, "up", parties.OPERATOR)
-    asked = questions(plane, bus, supervisor)
-    watching = [
-        asyncio.create_task(watch(supervisor.children[name], ask, limits), name=f"watch {name}") for name, ask in asked.items()
-    ]
+    watching = asyncio.create_task(watch_all(supervisor.children, questions(plane, bus, supervisor), limits), name="watch")
+    watching.add_done_callback(_unwatched)
     try:
         settings = SettingsWatch(chosen.path, bus, plane, say) if chosen.path is not None else None
         if settings is not None:
@@ -51,10 +49,15 @@ async def attend(
             await settings.follow(chosen.seen)
         await asyncio.Event().wait()
     finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         await bus.close()
+
+
+def _unwatched(watching: "asyncio.Task[None]") -> None:
+    """The plane runs on without the watch, which ends with us or by a fault of its own."""
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        log.error("watch_ended", exc_info=error)
 
 
 async def _first(watch: SettingsWatch, chosen: Chosen, say: Say) -> None:

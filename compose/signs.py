@@ -6,6 +6,7 @@ True: it answered. False: it did not, though it was asked. None: it could not be
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Final
 
 import nats.errors
 
@@ -17,6 +18,8 @@ from controlplane.bus import Bus
 from controlplane.plane import Plane
 from pool.client import PoolClient, PoolRefused
 
+CARRIER_S: Final = 2.0
+"""For the bus itself."""
 Ask = Callable[[int, float], Awaitable[bool | None]]
 """Asks the process of this pid, within so many seconds."""
 
@@ -24,8 +27,8 @@ Ask = Callable[[int, float], Awaitable[bool | None]]
 def questions(plane: Plane, bus: Bus, supervisor: Supervisor) -> Mapping[str, Ask]:
     """For each child that is there, by name."""
     asked: dict[str, Ask] = {
-        "decider": partial(_over_bus, bus, subjects.ASK_PULSE),
-        "worker": partial(_over_bus, bus, subjects.pulse(plane.node)),
+        "decider": partial(over_bus, bus, subjects.ASK_PULSE),
+        "worker": partial(over_bus, bus, subjects.pulse(plane.node)),
         "web": partial(_web, plane),
         "pool": partial(_pool, plane),
     }
@@ -58,13 +61,16 @@ async def _pool(plane: Plane, _pid: int, deadline_s: float) -> bool:
     return True
 
 
-async def _over_bus(bus: Bus, subject: str, pid: int, deadline_s: float) -> bool | None:
+async def over_bus(bus: Bus, subject: str, pid: int, deadline_s: float) -> bool | None:
     """Another process's answer is that of another plane's, which leads while ours stands by."""
+    connection = bus.nc.stats["reconnects"]
     if not bus.nc.is_connected:
         return None
     try:
         async with asyncio.timeout(deadline_s):
             answer = await bus.nc.request(subject, b"", timeout=None)
     except (nats.errors.Error, TimeoutError, OSError):
-        return False if await bus.answers(deadline_s) else None
+        # A bus that stood still had delivered the question, and the answer, had it gone on before now.
+        carried = await bus.answers(CARRIER_S) and bus.nc.stats["reconnects"] == connection
+        return False if carried else None
     return True if answer.data == str(pid).encode() else None

@@ -15,6 +15,8 @@ import msgspec
 
 MISSES: Final = 3
 """Questions in a row; however long a single one has taken."""
+STOOD_S: Final = 3.0
+"""A second that took so long was no second of ours: this process was stopped, or the machine was suspended."""
 AT_WORK: Final = 0.01
 """Of a processor. One that stands still may have a thread that turns over now and then."""
 
@@ -43,6 +45,22 @@ class Vitals(msgspec.Struct, frozen=True):
 
     state: Condition
     cpu_s: float
+
+
+class Standstill:
+    """Whether we stood still ourselves, told every second what time it is."""
+
+    def __init__(self, now: float) -> None:
+        self._told = self._over = now
+
+    def tick(self, now: float) -> None:
+        if now - self._told > STOOD_S:
+            self._over = now
+        self._told = now
+
+    def within(self, began: float, now: float) -> bool:
+        """Whether that was so at any time from `began` on."""
+        return now - self._told > STOOD_S or self._over > began
 
 
 class Vigil:

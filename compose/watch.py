@@ -5,6 +5,7 @@ All that a part knows is in the log, or is found again: none is worth more alive
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -13,10 +14,11 @@ import structlog
 from compose.child import Child
 from compose.serverchild import ServerChild
 from compose.signs import Ask
-from compose.vigil import Patience, Vigil, Vitals
+from compose.vigil import Patience, Standstill, Vigil, Vitals
 from compose.vitals import vitals
 from controlplane.uptime import uptime_s
 
+TICK_S: Final = 1.0
 PATIENCE: Final = "ENGINEHOUSE_PATIENCE"
 """JSON with other times than `vigil.Patience` has, in seconds: `{"frozen": 5}`. For tests, and for slow machines."""
 
@@ -28,7 +30,18 @@ def patience() -> Patience:
     return msgspec.json.decode(os.environ.get(PATIENCE, "{}"), type=Patience)
 
 
-async def watch(child: Child | ServerChild, ask: Ask, limits: Patience) -> None:
+async def watch_all(children: Mapping[str, Child | ServerChild], asked: Mapping[str, Ask], limits: Patience) -> None:
+    """Ask those for whom there is a question; for ever."""
+    standstill = Standstill(uptime_s())
+    async with asyncio.TaskGroup() as group:
+        for name, ask in asked.items():
+            group.create_task(watch(children[name], ask, limits, standstill), name=f"watch {name}")
+        while True:
+            await asyncio.sleep(TICK_S)
+            standstill.tick(uptime_s())
+
+
+async def watch(child: Child | ServerChild, ask: Ask, limits: Patience, standstill: Standstill) -> None:
     """Ask one child, over all its restarts; for ever."""
     pid, vigil = 0, Vigil(limits, uptime_s())
     while True:
@@ -41,6 +54,8 @@ async def watch(child: Child | ServerChild, ask: Ask, limits: Patience) -> None:
             pid, vigil = state.pid, Vigil(limits, uptime_s())
         began = uptime_s()
         sign = await _asked(child, ask, pid, limits.answer)
+        if sign is False and standstill.within(began, uptime_s()):
+            sign = None
         seen = vitals(pid) if sign is False else None
         if child.state.pid != pid:  # it has ended meanwhile, and its keeper knows
             continue

@@ -139,7 +139,7 @@ class Bus:
             return False
         finally:
             asking.cancel()
-        return True
+        return self.nc.is_connected  # the client's flush is content with less while it reconnects
 
     async def close(self) -> None:
         """Close in order; what was published is flushed first."""

@@ -29,6 +29,7 @@ from controlplane import subjects
 from controlplane.bus import Bus
 from controlplane.envelope import Recorded, from_wire, to_wire
 from controlplane.log import Log
+from controlplane.refusal import Refused
 from controlplane.upcast import UnknownEvent
 
 WEEK_S: Final = 7 * 24 * 3600
@@ -96,7 +97,7 @@ class Relay:
             except _Untaken as error:
                 log.info("relay_restarts", sent=self.sent, reason=str(error))
                 await self._untaken()
-            except (_Restart, nats.errors.Error, nats.js.errors.Error, TimeoutError, OSError) as error:
+            except (_Restart, Refused, nats.errors.Error, nats.js.errors.Error, TimeoutError, OSError) as error:
                 log.info("relay_restarts", sent=self.sent, reason=repr(error))
             except Exception:  # e.g. the table can't be read: the desk finds that out by itself, and decides
                 log.exception("relay_failed", sent=self.sent)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from compose.vigil import MISSES, Condition, Patience, Vigil, Vitals
+from compose.vigil import MISSES, Condition, Patience, Standstill, Vigil, Vitals
 
 LIMITS = Patience(every=10, answer=10, frozen=60, hung=300)
 
@@ -93,3 +93,15 @@ def test_one_that_somebody_looks_into_is_left_alone() -> None:
     vigil = begun()
     assert asked(vigil, began=0, until=1000, state="traced") == (1000, None)
     assert vigil.silent_s == 1000
+
+
+def test_a_standstill_of_ours_is_known_while_it_lasts_and_to_questions_that_it_has_met() -> None:
+    standstill = Standstill(0)
+    for second in range(1, 11):
+        standstill.tick(second)
+    assert not standstill.within(0, 10.9)
+    assert standstill.within(10, 22.0), "the tick is yet to come"
+    standstill.tick(22.1)
+    assert standstill.within(10, 22.2)
+    assert standstill.within(22.0, 22.2)
+    assert not standstill.within(22.2, 23.0)

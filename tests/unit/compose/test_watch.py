@@ -14,8 +14,9 @@ from compose.childstate import ChildState
 from compose.process import Identity
 from compose.signs import Ask
 from compose.supervisor import Supervisor, read_states
-from compose.vigil import Patience
+from compose.vigil import Patience, Standstill
 from compose.watch import PATIENCE, patience, watch
+from controlplane.uptime import uptime_s
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 QUICK = Patience(every=0.01, answer=0.05, frozen=0.5, hung=600)
@@ -44,7 +45,7 @@ async def watched(data: Path, ask: Ask) -> AsyncIterator[Child]:
     supervisor = Supervisor(data)
     child = supervisor.add(ChildSpec(name="a", argv=SLEEPER))
     assert await child.ready(30)
-    watching = asyncio.create_task(watch(child, ask, QUICK))
+    watching = asyncio.create_task(watch(child, ask, QUICK, Standstill(uptime_s())))
     try:
         yield child
         assert not watching.done()
