@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,8 @@ class Cabinet:
         self.apart = namespaces.possible() is None
         self.criu = found or Criu("", "", "CRIU was not found")
         self.hindrance = self.criu.refusal or ("" if os.geteuid() == 0 else "CRIU needs root")
+        self._turn = threading.RLock()
+        """Of whoever changes what there is and tells the plane of it: in one order, on the disk and in the reports."""
         self._told: set[tuple[str, str]] = set()
         self.budget = Budget(self.store, quota_bytes, lambda manifest: self._refusal(manifest) is None)
         self._judged: list[Callable[[], None]] = []
@@ -113,14 +116,16 @@ class Cabinet:
 
     def publish(self, manifest: Manifest) -> Manifest:
         """Make the draft the image, tell the plane, remove those that it replaces, keep to the quota. Raises OSError."""
-        whole = self.store.publish(manifest)
-        self._told = {told for told in self._told if told[0] != whole.image}
-        self._report(
-            ReportImageBuilt(
-                node=self._node, image=whole.image, configuration=whole.fingerprint.configuration, size_bytes=whole.size_bytes,
-                took_ms=whole.took_ms, proof=whole.proof, fingerprint=msgspec.structs.asdict(whole.fingerprint),
-            )
-        )  # fmt: skip
+        with self._turn:
+            whole = self.store.publish(manifest)
+            self._told = {told for told in self._told if told[0] != whole.image}
+            self._report(
+                ReportImageBuilt(
+                    node=self._node, image=whole.image, configuration=whole.fingerprint.configuration,
+                    size_bytes=whole.size_bytes, took_ms=whole.took_ms, proof=whole.proof,
+                    fingerprint=msgspec.structs.asdict(whole.fingerprint),
+                )
+            )  # fmt: skip
         for old in self._stale(whole):
             self.remove(old, "replaced")
         self.collect(keep=frozenset({whole.image}))
@@ -144,26 +149,29 @@ class Cabinet:
 
         One that was removed meanwhile has not failed: the plane would know it again, and have no other made.
         """
-        if step != "build" and not self.store.path(image).is_dir():
-            log.info("image_gone", image=image, step=step, code=code, message=message)
-            return
-        standing = self.store.failed(image, code, message, final=final)
-        log.warning("image_failure", image=image, step=step, code=code, message=message, failures=standing.failures)
-        if standing.failed or final:
-            self._report(
-                ReportImageFailed(
-                    node=self._node, image=image, configuration=configuration, step=step, code=code, message=message
+        with self._turn:
+            if step != "build" and not self.store.path(image).is_dir():
+                log.info("image_gone", image=image, step=step, code=code, message=message)
+                return
+            standing = self.store.failed(image, code, message, final=final)
+            log.warning("image_failure", image=image, step=step, code=code, message=message, failures=standing.failures)
+            if standing.failed or final:
+                self._report(
+                    ReportImageFailed(
+                        node=self._node, image=image, configuration=configuration, step=step, code=code, message=message
+                    )
                 )
-            )
 
     def remove(self, image: str, code: str = "operator") -> None:
-        self.forget(image)
-        self._report(ReportImageRemoved(node=self._node, image=image, code=code))
+        with self._turn:
+            self.forget(image)
+            self._report(ReportImageRemoved(node=self._node, image=image, code=code))
 
     def forget(self, image: str) -> None:
         """Remove it without a word: the plane knows."""
-        self.store.remove(image)
-        self._told = {told for told in self._told if told[0] != image}
+        with self._turn:
+            self.store.remove(image)
+            self._told = {told for told in self._told if told[0] != image}
 
     def collect(self, *, keep: frozenset[str] = frozenset()) -> list[str]:
         """Remove what is over the quota, least valuable first; names of what went."""
@@ -203,16 +211,17 @@ class Cabinet:
                 self._refuse(manifest, refusal)
 
     def _refuse(self, manifest: Manifest, refusal: Refusal) -> None:
-        if (manifest.image, refusal.code) in self._told:
-            return
-        self._told.add((manifest.image, refusal.code))
-        configuration = manifest.fingerprint.configuration
-        log.warning("image_refused", image=manifest.image, code=refusal.code, was=refusal.was, now=refusal.now)
-        self._report(
-            ReportImageRefused(
-                node=self._node, image=manifest.image, configuration=configuration, code=refusal.code, message=str(refusal)
+        with self._turn:
+            if (manifest.image, refusal.code) in self._told:
+                return
+            self._told.add((manifest.image, refusal.code))
+            configuration = manifest.fingerprint.configuration
+            log.warning("image_refused", image=manifest.image, code=refusal.code, was=refusal.was, now=refusal.now)
+            self._report(
+                ReportImageRefused(
+                    node=self._node, image=manifest.image, configuration=configuration, code=refusal.code, message=str(refusal)
+                )
             )
-        )
 
 
 def _soon(loop: asyncio.AbstractEventLoop, report: Callable[[OfImage], None], body: OfImage) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,8 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._standings = threading.Lock()
+        """Of whoever changes one: several instances may come back from an image at once."""
 
     def sweep(self) -> list[str]:
         """At a worker's start: remove what was half written, as far as the disk lets it; names of what was found.
@@ -138,15 +141,17 @@ class Store:
             return Standing()  # as if it had never been used: nothing but its age is lost
 
     def used(self, image: str) -> None:
-        known = self.standing(image)
-        self._stand(image, replace(known, used_ms=time.time_ns() // 1_000_000, uses=known.uses + 1, failures=0))
+        with self._standings:
+            known = self.standing(image)
+            self._stand(image, replace(known, used_ms=time.time_ns() // 1_000_000, uses=known.uses + 1, failures=0))
 
     def failed(self, image: str, code: str, message: str, *, final: bool = False) -> Standing:
         """Count a failure; the second (or a final one) makes the image a failed one."""
-        known = self.standing(image)
-        count = known.failures + 1
-        given_up = code if final or count >= TRIES else ""
-        return self._stand(image, replace(known, failures=count, failed=given_up, message=message))
+        with self._standings:
+            known = self.standing(image)
+            count = known.failures + 1
+            given_up = code if final or count >= TRIES else known.failed
+            return self._stand(image, replace(known, failures=count, failed=given_up, message=message))
 
     def remove(self, image: str) -> None:
         """Take its name away first, so that nobody sees half of it. Raises OSError, and the image is as it was.

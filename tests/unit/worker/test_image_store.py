@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from worker.filedigest import digest, taken_bytes
 from worker.images import store as stores
 from worker.images.fingerprint import Fingerprint
 from worker.images.manifest import ImageBroken, Manifest
-from worker.images.store import Store
+from worker.images.store import Standing, Store
 
 MIB = 1 << 20
 
@@ -201,3 +202,30 @@ def test_a_manifest_of_before_is_read_and_says_what_it_said(tmp_path: Path) -> N
     path.write_bytes(msgspec.json.encode(known))
     assert store.read("img_a").size_bytes == 5
     assert whole(store) == "whole"
+
+
+def test_what_two_instances_find_of_one_image_at_once_both_counts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comes back well just when the answer of another is found to be wrong."""
+    store.publish(drafted(store, "one"))
+    other = threading.Thread(target=lambda: store.failed("img_a", "check_mismatch", "another answer", final=True))
+    read = store.standing
+
+    def and_the_other_writes(image: str) -> Standing:
+        known = read(image)
+        if threading.current_thread() is not other:
+            monkeypatch.undo()
+            other.start()
+            other.join(0.3)  # it has had the time, unless it has to wait for its turn
+        return known
+
+    monkeypatch.setattr(store, "standing", and_the_other_writes)
+    store.used("img_a")
+    other.join()
+    assert (read("img_a").failed, read("img_a").uses) == ("check_mismatch", 1)
+
+
+def test_an_image_that_has_failed_for_good_stays_so_whatever_becomes_of_restores_under_way(store: Store) -> None:
+    store.publish(drafted(store, "one"))
+    store.failed("img_a", "check_mismatch", "another answer", final=True)
+    store.used("img_a")
+    assert store.failed("img_a", "restore_failed", "criu").failed == "check_mismatch"
