@@ -1,7 +1,8 @@
 """Whether an instance's processes still answer: one that hangs is as dead as one that has ended, but no pidfd says so.
 
 An engine is asked through its holder, so that one question is about both. Off its GPU an engine can't answer: its holder is
-asked by itself. A frontend is, too: it is replaced, and its callers go on where they were.
+asked by itself. So is one that has no engine yet, which leaves when nobody asks it any more: a source may take hours to come. A
+frontend is asked, too: it is replaced, and its callers go on where they were.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class Pulse:
     def feel(self) -> None:
         """Go on asking those that are there."""
         seen, name = self._local.seen, self._local.instance
-        if self._engine is None and (ask := ASKED.get(seen.engine)) is not None:
+        if self._engine is None and seen.holder and (ask := ASKED.get(seen.engine)) is not None:
             self._engine = asyncio.create_task(_engine(self._local, partial(ask, self._local)), name=f"{name}:pulse")
         if seen.frontend and (self._frontend is None or self._frontend.done()):
             self._frontend = asyncio.create_task(_frontend(self._local), name=f"{name}:frontend pulse")
@@ -115,14 +116,16 @@ async def _asked_holder(local: LocalInstance, deadline_s: float) -> StepFailed |
     try:
         await local.holder.ask(deadline_s=deadline_s)
     except HolderGone as error:
-        return StepFailed("holder_died", f"the holder hangs and was killed, and its engine, off its device, with it: {error}")
+        return StepFailed("holder_died", f"the holder hangs and was killed, and its engine, if it had one, with it: {error}")
     except HolderDenied:
         pass  # it has read the question
     return None
 
 
-ASKED: Final = {EngineState.CONNECTED: _asked_engine, EngineState.CHECKPOINTED: _asked_holder}
-"""Who is asked while the engine is there; in other states a step with a deadline is under way, or nobody is there."""
+ASKED: Final = {
+    EngineState.CONNECTED: _asked_engine, EngineState.CHECKPOINTED: _asked_holder, EngineState.ABSENT: _asked_holder,
+}  # fmt: skip
+"""Who is asked; in other states a step with a deadline is under way, or nobody is there."""
 
 
 async def _asked_frontend(local: LocalInstance, port: int, deadline_s: float) -> StepFailed | None:
