@@ -22,15 +22,21 @@ async def adopt(local: LocalInstance) -> None:
     local.note(present=True, checked=record.checked, woken_for=Goal(*record.woken) if record.woken else None)
     bound = record.kind in OWN_LAYOUT or record.pretends
     local.note(own_layout=record.kind in OWN_LAYOUT, device=record.device if bound else None)
-    for role, process in alive.items():
-        local.watch(role, process)
+    for role in ("holder", "engine"):
+        if role in alive:
+            local.watch(role, alive[role])
     await adopt_holder(local, record)
     if "frontend" in alive:
-        try:
-            status = await local.frontend.status(record.port)
-            local.note(frontend=True, serving=status.serving)
-        except FrontendGone:
-            local.note(frontend=False)  # hung or half started: it is started anew on its port
+        await _adopt_frontend(local, record.port)
+        local.watch("frontend", alive["frontend"])  # behind its word: one that dies just then is dead by the word of the kernel
+
+
+async def _adopt_frontend(local: LocalInstance, port: int) -> None:
+    try:
+        status = await local.frontend.status(port)
+        local.note(frontend=True, serving=status.serving)
+    except FrontendGone:
+        local.note(frontend=False)  # hung or half started: it is started anew on its port
 
 
 async def adopt_holder(local: LocalInstance, record: Record) -> None:
