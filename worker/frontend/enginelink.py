@@ -44,6 +44,8 @@ class EngineLink:
         self._deadline: asyncio.TimerHandle | None = None
         self._dead = False
         """The last engine is, and no other has come."""
+        self._bound: tuple[int, int] | None = None
+        """Which file the socket is."""
 
     @property
     def up(self) -> bool:
@@ -54,7 +56,12 @@ class EngineLink:
         self._path.unlink(missing_ok=True)  # of a frontend that was killed: there is one at a time
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self), path=str(self._path))
         self._path.chmod(0o600)
+        self._bound = _file(self._path)
         self._await_engine()
+
+    def replaced(self) -> bool:
+        """Whether another frontend has the place, or the instance is gone with its directory: no engine comes here any more."""
+        return _file(self._path) != self._bound
 
     async def close(self) -> None:
         if self._server is not None:
@@ -132,6 +139,14 @@ class EngineLink:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class _Connection(asyncio.Protocol):

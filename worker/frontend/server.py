@@ -33,6 +33,9 @@ from worker.frontend.stream import stream
 MOST_BODY_BYTES: Final = 64 * 2**20
 """A prompt of ten million tokens; web limits callers to less."""
 END_S: Final = 3.0
+LOOK_S: Final = 1.0
+"""Between two looks whether this is still the instance's frontend: a worker that dies just as it has started one knows nothing
+of it, and its successor starts another."""
 
 _wish: Final = msgspec.json.Decoder(Wish)
 _serving: Final = msgspec.json.Decoder(Serving)
@@ -173,7 +176,10 @@ async def serve(plane: Plane, instance: str, port: int, ready: Callable[[int], N
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await ended.wait()
+    while not (ended.is_set() or link.replaced()):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await ended.wait()
     await runner.cleanup()
     await link.close()
     requests.close()
