@@ -106,7 +106,7 @@ async def _opened(source: str, place: Path, say: Say) -> None:
     """Fetch or convert `source`; the directory `smollm2` is there afterwards, of float32 weights in any case."""
     last = await _run(
         "smollm2", say, "worker.sources.opening", "--source", source, "--models", str(place), "--target", "smollm2",
-        "--arguments", json.dumps(ARGUMENTS),
+        "--arguments", json.dumps(ARGUMENTS), "--parent", str(os.getpid()),
     )  # fmt: skip
     if not isinstance(last, Inspected):
         raise DemoFailed(f"smollm2: opening {source} said nothing")

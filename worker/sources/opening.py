@@ -4,9 +4,7 @@ It loads torch and may load a whole model, so it is not the worker. It ends by i
 """
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +14,7 @@ import torch
 
 from pool.messages import Tensor
 from pool.safetensors import BadSource, Source, read_source
+from worker import tether
 from worker.engines.interface import EngineFault
 from worker.engines.kv import Unsuited, kv_shape
 from worker.engines.skeleton import Skeleton
@@ -25,7 +24,6 @@ from worker.sources.hub import fetch
 from worker.sources.ownlayout import open_own
 from worker.sources.report import CantUse, Inspected, Refused, say
 
-_PR_SET_PDEATHSIG: Final = 1
 NEEDED: Final = ("config.json", "tokenizer.json")
 
 
@@ -99,8 +97,9 @@ def main() -> int:
     parser.add_argument("--target", required=True)
     parser.add_argument("--arguments", default="{}")
     parser.add_argument("--own-layout", action="store_true", help="for an engine that loads files itself")
+    parser.add_argument("--parent", type=int, help="pid of whoever waits for it, without whom it ends")
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    tether.die_with(options.parent or os.getppid())  # it may be dead by now: to import what is needed takes seconds
     os.nice(5)  # streams of running models go first
     try:
         arguments = msgspec.json.decode(options.arguments)

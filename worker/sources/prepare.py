@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -166,7 +167,7 @@ async def _opened(spec: ModelSpec, data_dir: Path, target: str, progress: Progre
     """Have the source opened by a process of its own, and return its last line. Raises SourceRefused."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "worker.sources.opening", "--source", spec.source, "--models", str(models(data_dir)),
-        "--target", target, "--arguments", msgspec.json.encode(spec.arguments).decode(),
+        "--target", target, "--arguments", msgspec.json.encode(spec.arguments).decode(), "--parent", str(os.getpid()),
         *(["--own-layout"] if spec.engine in OWN_LAYOUT else []),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

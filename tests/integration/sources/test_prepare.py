@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -192,6 +193,15 @@ async def test_an_opening_that_is_cancelled_ends_its_process(tmp_path: Path, dat
     with pytest.raises(asyncio.CancelledError):
         await opening
     assert _openings(data) == []
+
+
+async def test_an_opening_whose_worker_died_while_it_imported_opens_nothing(data: Path) -> None:
+    opening = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "worker.sources.opening", "--source", "/nowhere", "--models", str(data), "--target", "t",
+        "--parent", str(1 << 23), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert (await opening.communicate())[0] == b""
+    assert opening.returncode == 1
 
 
 def _openings(data: Path) -> list[str]:
