@@ -44,13 +44,19 @@ class Notes:
         self._file.write_text(json.dumps(self.found, indent=1, default=str))
         print(f"[{time.monotonic() - BEGUN:6.1f}] {what}: {json.dumps(found, default=str)[:1500]}", flush=True)
 
-    async def part(self, what: str, work: Callable[[], Awaitable[Any]], *, needs_s: float) -> None:
+    async def part(
+        self, what: str, work: Callable[[], Awaitable[Any]], *, needs_s: float, limit_s: float = 60, after: str = ""
+    ) -> None:
+        """`after`: a part without whose success this one can't be."""
+        if after and not succeeded(self.found.get(after, {})):
+            self.note(what, {"left_out": f"{after} failed or was left out"})
+            return
         if self.left_s < needs_s:
             self.note(what, {"left_out": f"{self.left_s:.0f} s are left, {needs_s:.0f} are needed"})
             return
         begun = time.monotonic()
         try:
-            async with asyncio.timeout(self.left_s):
+            async with asyncio.timeout(min(self.left_s, limit_s)):
                 found = await work()
         except Exception:
             found = {"failed": traceback.format_exc()[-2500:]}
@@ -59,21 +65,25 @@ class Notes:
 
 async def measured(plane: PlaneProcesses, notes: Notes, machine: Path | None, moves: int) -> None:
     pair = pairparts.Pair(plane, machine)
-    await notes.part("gang up", pair.gang_up, needs_s=20)
+    await notes.part("gang up", pair.gang_up, needs_s=20, limit_s=120)
     for number in range(3):
-        await notes.part(f"gang cycle {number}", pair.gang_cycle, needs_s=8)
+        await notes.part(f"gang cycle {number}", pair.gang_cycle, needs_s=8, after="gang up")
     await notes.part("owners", pair.owners, needs_s=4)
-    await notes.part("rank killed", pair.rank_killed, needs_s=10)
-    await notes.part("solo up", pair.solo_up, needs_s=20)
+    await notes.part("rank killed", pair.rank_killed, needs_s=10, after="gang up")
+    await notes.part("solo up", pair.solo_up, needs_s=20, limit_s=100)
     for number in range(moves):
-        await notes.part(f"move {number}", pair.move, needs_s=10)
-    await notes.part("gang after all", pair.gang_again, needs_s=45 if machine is None else 5)
+        await notes.part(f"move {number}", pair.move, needs_s=10, after="solo up")
+    await notes.part("gang after all", pair.gang_again, needs_s=45 if machine is None else 5, limit_s=120, after="gang up")
     await notes.part("audit", pair.audit, needs_s=0)
+
+
+def succeeded(row: dict[str, Any]) -> bool:
+    return bool(row) and "failed" not in row and "left_out" not in row and bool(row.get("good", True))
 
 
 def good(found: dict[str, Any]) -> dict[str, bool]:
     """By part; those that were left out are not named."""
-    return {what: "failed" not in row and row.get("good", True) for what, row in found.items() if "left_out" not in row}
+    return {what: succeeded(row) for what, row in found.items() if "left_out" not in row}
 
 
 def main() -> int:
@@ -95,7 +105,7 @@ def main() -> int:
     try:
         plane.launch()
         plane.wait_ready(90)
-        notes.note("up", {})
+        notes.note("up", {"there": True})
         asyncio.run(measured(plane, notes, machine, options.moves))
     except BaseException:
         notes.note("ended early", {"failed": traceback.format_exc()[-2500:]})
@@ -104,7 +114,7 @@ def main() -> int:
             options.logs.write_text(pairparts.words(plane))
         try:
             plane.finish()
-            notes.note("end", {})
+            notes.note("end", {"there": True})
         except BaseException:
             notes.note("end", {"failed": traceback.format_exc()[-2500:]})
     judged = good(notes.found)

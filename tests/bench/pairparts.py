@@ -123,7 +123,7 @@ class Pair:
         before = asyncio.create_task(self._ask("solo", 2, 64))
         await asyncio.sleep(0.02)
         moving = asyncio.create_task(self._cli("move", "solo", "--to", target.device))
-        await asyncio.sleep(0.15)
+        await self._until(lambda fleet: moving.done() or any(one.moving_to for one in fleet.instances.values()), 20)
         during = asyncio.create_task(self._ask("solo", 2, 64))
         moved, (one, waited), (other, waited_too) = await moving, await before, await during
         after = self._up(await self._fleet(), "solo")
