@@ -26,6 +26,7 @@ from compose.gpus import look
 from compose.imagechecks import image_checks
 from compose.nodechecks import node_check
 from compose.parts import pool_words
+from compose.pinchecks import pin_check
 from compose.remains import belonging
 from compose.supervisor import read_states
 from compose.vigil import GAVE_NO_ANSWER
@@ -51,6 +52,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield node_check(data, running=running)
     yield from _pool(data)
     yield from image_checks(data)
+    yield from pin_check(data, running=running)
     yield _port(port, running)
     if running:
         yield from answering(read_states(data))

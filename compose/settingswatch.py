@@ -15,6 +15,7 @@ from controlplane import ids
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
 from controlplane.events import NodeLimits
+from controlplane.fleet.images import idle_pins
 from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from controlplane.settings import NodeSettings, Settings, SettingsError, read
@@ -51,6 +52,7 @@ class SettingsWatch:
         self._told: NodeLimits | None = None
         """As the decider has them from this file; None: nothing was applied yet."""
         self._unkept = False
+        self._idle: tuple[str, ...] = ()
 
     async def apply(self, settings: Settings) -> None:
         """Send models and limits to the decider, which applies the difference. Raises Refused."""
@@ -72,6 +74,7 @@ class SettingsWatch:
         self._told = limits
         await self._keep()
         self._tell_later(self._running, settings.node)
+        await self._tell_idle_pins(limits.image_pins)
 
     async def _keep(self) -> None:
         """Write the limits down for the worker that starts next. On a full disk they count all the same; it is tried again."""
@@ -94,6 +97,22 @@ class SettingsWatch:
         if later and later != self._said:
             self._say(f"{self.path}: {later}: changed, but these lines count from the next start of `enginehouse up` on")
         self._said = later
+
+    async def _tell_idle_pins(self, pins: tuple[str, ...]) -> None:
+        """Say which pins pin nothing as things are, once for each set of them; what is called so later is pinned then."""
+        if not pins:
+            self._idle = ()
+            return
+        try:
+            idle = idle_pins(await self._bus.state(), pins)
+        except Refused as refused:  # `status` and `doctor` say it, too
+            log.warning("pins_not_looked_at", code=refused.code, reason=refused.message)
+            return
+        if idle != self._idle:
+            for note in idle:
+                log.warning("pin_idle", path=str(self.path), reason=note)
+                self._say(f"{self.path}: {note}")
+        self._idle = idle
 
     async def follow(self, seen: Stamp) -> None:
         """Apply the file whenever it differs from `seen`; for ever."""

@@ -97,6 +97,8 @@ def _devices(devices: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None
     for node in nodes:
         pool = f"{_bytes(node['pool_used_bytes'])} of {human_bytes(node['pool_budget_bytes'])}"
         click.echo(f"node {node['node']}: {'heard' if node['heard'] else 'SILENT'}, pool {pool}")
+        for note in node.get("notes", ()):
+            click.echo(f"node {node['node']}: {note}")
 
 
 def model_row(one: dict[str, Any]) -> list[str]:

@@ -1,5 +1,8 @@
 """What events mean for the images on the nodes' disks."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from msgspec.structs import replace
 
 from controlplane.events import ImageBuilt, ImageDismissed, ImageFailed, ImagePinned, ImageRefused, ImageRemoved
@@ -53,6 +56,22 @@ def is_pinned(fleet: Fleet, image: Image) -> bool:
     node = fleet.nodes.get(image.node)
     named = node.image_pins if node is not None else ()
     return image.pinned or image.configuration in named or any(m in named for m in models_of(fleet, image.configuration))
+
+
+def idle_pins(fleet: Fleet, named: Iterable[str]) -> tuple[str, ...]:
+    """A sentence for each of a settings file's pins that pins nothing, for want of a model or a configuration of that name."""
+    models = {m.model for m in fleet.models.values() if not m.retired}
+    names = sorted({*models, *fleet.configurations})
+    return tuple(_idle(fleet, name, names) for name in named if name not in names)
+
+
+def _idle(fleet: Fleet, name: str, names: list[str]) -> str:
+    alias = fleet.resolve(name)
+    if alias is not None and not alias.retired:
+        return f'[images] pin: "{name}" is an alias, and pins nothing: write "{alias.model}"'
+    near = get_close_matches(name, names, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    return f'[images] pin: no model and no configuration is called "{name}", so it pins nothing until one is{hint}'
 
 
 def _changed(fleet: Fleet, image: str, **changes: object) -> Fleet:

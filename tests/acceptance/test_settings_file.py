@@ -70,7 +70,7 @@ async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callabl
     assert [event.position for event in await plane.events("SettingsApplied")] == [position]
     assert await plane.chat("a")
 
-    off = '[images]\nquota = "3MiB"\npin = ["a"]\n'
+    off = '[images]\nquota = "3MiB"\npin = ["a", "late"]\n'
     plane.settings_file.write_text(NODE + "checkpoint_bytes = 4096\n" + off + fake("a"))
     event: Any = (await applied(plane, 2)).event
     assert event.limits == ("image_quota_bytes", "image_pins", "checkpoint_bytes")
@@ -78,13 +78,25 @@ async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callabl
     assert changed.actor.startswith("operator:")
     limits: Any = changed.event
     assert (limits.before.image_quota_bytes, limits.after.image_quota_bytes) == (0, 3 << 20)
-    assert (limits.after.image_pins, limits.after.checkpoint_bytes) == (("a",), 4096)
+    assert (limits.after.image_pins, limits.after.checkpoint_bytes) == (("a", "late"), 4096)
 
     async def follows() -> bool:
         return '"now": 3145728' in (plane.data / "logs" / "worker.log").read_text()
 
     await plane.until(follows, "the worker keeps to the quota")
     assert "next start" not in (plane.data / "up.out").read_text()
+
+    said = 'no model and no configuration is called "late", so it pins nothing'
+    assert said in (plane.data / "up.out").read_text()
+    assert said in plane.cli("status").stdout
+    assert said in plane.cli("doctor").stdout
+    added = plane.cli("models", "add", "late", "--source", "fake:late", "--engine", "fake")
+    assert added.returncode == 0, added.stderr
+
+    async def pins() -> bool:
+        return said not in plane.cli("status").stdout
+
+    await plane.until(pins, "a name that appears later is taken up")
 
 
 async def _up(plane: PlaneUnderTest, model: str) -> str:

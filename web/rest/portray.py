@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controlplane.fleet import Fleet, Instance, Model, Operation, Request
+from controlplane.fleet.images import idle_pins
 from controlplane.rungs import Activity, Rung
 from controlplane.spec import CELLS
 from controlplane.subjects import NodeBeat, Progress
@@ -21,6 +22,7 @@ def nodes(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.NodeView]:
             host=host(fleet, beats, node.node),
             devices=sorted(device.device for device in fleet.devices.values() if device.node == node.node),
             instances=sorted(instance.instance for instance in fleet.instances.values() if instance.node == node.node),
+            notes=list(idle_pins(fleet, node.image_pins)),
         )
         for node in sorted(fleet.nodes.values(), key=lambda node: node.node)
     ]  # fmt: skip

@@ -19,6 +19,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     host: HostView
     devices: list[str]
     instances: list[str]
+    notes: list[str]
+    """Lines of its settings that mean nothing as things are, and what to write."""
 
 
 class CellsView(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controlplane.fleet import Fleet
+from controlplane.fleet.images import idle_pins
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from web.views.figures import percent
@@ -55,6 +56,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     image_bytes: int = 0
     image_quota_bytes: int = 0
     """0: the settings give none."""
+    notes: tuple[str, ...] = ()
+    """Pins in the settings that pin nothing."""
 
 
 def pools(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> tuple[PoolView, ...]:
@@ -89,7 +92,7 @@ def _pool(fleet: Fleet, beats: Mapping[str, NodeBeat], node: str) -> PoolView:
         measured=beat is not None, sets=tuple(sets), sleepers=_sleepers(fleet, node),
         images=images(fleet, node), no_images=fleet.nodes[node].no_images,
         image_bytes=sum(i.size_bytes for i in fleet.images.values() if i.node == node),
-        image_quota_bytes=fleet.nodes[node].image_quota_bytes,
+        image_quota_bytes=fleet.nodes[node].image_quota_bytes, notes=idle_pins(fleet, fleet.nodes[node].image_pins),
     )  # fmt: skip
 
 

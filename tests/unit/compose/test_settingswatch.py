@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from compose import settingswatch
@@ -14,10 +15,12 @@ from compose.settingswatch import SettingsWatch
 from controlplane.answer import Answer, Done
 from controlplane.bus import Bus
 from controlplane.commands import ApplySettings, Order
-from controlplane.events import NodeLimits
+from controlplane.events import ModelRegistered, NodeLimits
+from controlplane.fleet import Fleet, fold
 from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from controlplane.settings import NodeSettings, parse
+from tests.chronicle import Chronicle
 
 MODEL = '[[model]]\nname = "{}"\nsource = "fake:"\nengine = "fake"\n'
 
@@ -27,6 +30,7 @@ class FakeBus:
         self.applied: list[tuple[str, ...]] = []
         self.answers: list[Refused] = []
         self.orders: list[Order] = []
+        self.fleet = Fleet()
 
     async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
         self.orders.append(order)
@@ -35,6 +39,9 @@ class FakeBus:
         assert isinstance(order.body, ApplySettings)
         self.applied.append(tuple(model.name for model in order.body.models))
         return Done(position=1)
+
+    async def state(self) -> Fleet:
+        return self.fleet
 
 
 @pytest.fixture
@@ -195,7 +202,24 @@ async def test_limits_count_at_once_and_the_next_worker_reads_them(tmp_path: Pat
     assert isinstance(order, ApplySettings)
     assert (order.limits.image_quota_bytes, order.limits.image_pins) == (0, ())
     assert order.limits.checkpoint_bytes, "half of what is left beside the pool"
-    assert said == []
+    assert len(said) == 1 and said[0].startswith(f'{path}: [images] pin: no model and no configuration is called "a"')
+
+
+async def test_a_pin_that_pins_nothing_is_said_once_and_no_more_when_a_model_is_called_so(tmp_path: Path, bus: FakeBus) -> None:
+    path, said = tmp_path / "e.toml", list[str]()
+    watch = SettingsWatch(path, cast(Bus, bus), plane(path), said.append)
+    pins = parse('[images]\npin = ["writer", "writr"]\n' + MODEL.format("writer"))
+    story = Chronicle()
+    known = story.record(ModelRegistered(model="writer", spec=pins.models[0]))
+    bus.fleet = fold(known)
+    await watch.apply(pins)
+    assert len(said) == 1 and said[0].endswith('pins nothing until one is; did you mean "writer"?')
+    await watch.apply(pins)
+    assert len(said) == 1, "said once"
+    called = msgspec.structs.replace(pins.models[0], name="writr")
+    bus.fleet = fold(known + story.record(ModelRegistered(model="writr", spec=called)))
+    await watch.apply(pins)
+    assert len(said) == 1
 
 
 async def test_limits_that_cannot_be_kept_count_all_the_same_and_are_kept_once_they_can(

@@ -14,11 +14,13 @@ from controlplane.commands import (
     ReportImageFailed,
     ReportImageRefused,
     ReportImageRemoved,
+    RetireModel,
     Save,
     Sleep,
     Tick,
 )
 from controlplane.decisions.limits import RENEW_AGAIN_MS
+from controlplane.fleet.images import idle_pins
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
@@ -173,6 +175,17 @@ def test_the_settings_pin_by_model_or_configuration(pin: str) -> None:
     image = ImageFound("img_1", "cfg_fake:a", 10)
     story.given(hello(incarnation="inc_2", images=(image,), image_pins=(pin,), instances=(there,), weight_sets=("ws_a",)))
     story.when(RemoveImage(image="img_1", code="quota")).then_refused(Code.NOT_AVAILABLE, reason="pinned")
+
+
+def test_a_pin_that_no_model_and_no_configuration_has_is_named_until_one_has() -> None:
+    story = with_models(plane(), spec("writer", aliases=("default",)), spec("gone")).given(RetireModel(model="gone"))
+    pins = ("writer", "cfg_fake:writer", "default", "writr", "gone")
+    alias, near, gone = idle_pins(story.fleet, pins)
+    assert alias == '[images] pin: "default" is an alias, and pins nothing: write "writer"'
+    assert near.endswith('is called "writr", so it pins nothing until one is; did you mean "writer"?')
+    assert '"gone"' in gone
+    with_models(story, spec("writr"))
+    assert len(idle_pins(story.fleet, pins)) == 2
 
 
 def test_an_image_that_is_asked_for_anew_is_stale_at_once_whatever_it_was_and_stays_so_for_the_next_worker() -> None:
