@@ -36,6 +36,8 @@ from pool.place import abandoned as pool_places
 from worker.engines.vllm_faults import users
 from worker.gpulocks import place as lock_place
 from worker.gpus import processes
+from worker.preparedcopies import GRACE_S, unneeded_since
+from worker.sources.leaving import prepared
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
 PYTHONS: Final = ((3, 11), (3, 13))
@@ -53,6 +55,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield from _pool(data)
     yield from image_checks(data)
     yield from pin_check(data, running=running)
+    yield from _sources(data)
     yield _port(port, running)
     if running:
         yield from answering(read_states(data))
@@ -211,6 +214,20 @@ def answering(states: Sequence[ChildState]) -> Iterator[Check]:
         fine = False
     if fine and states:
         yield Check(name="answers", verdict="ok", found=f"{', '.join(one.name for one in states)}")
+
+
+def _sources(data: Path) -> Iterator[Check]:
+    """Prepared copies of models' sources, and what of them waits to be removed."""
+    models = data / "models"
+    if not (names := prepared(models)):
+        return
+    found = f"{len(names)} prepared copies of models' sources ({_size([models / name for name in names])}) in {models}"
+    if leaving := sorted(names & unneeded_since(models).keys()):
+        found += f", of which nothing needs {len(leaving)} ({_size([models / name for name in leaving])})"
+        cure = f"A plane removes them once nothing has needed them for {GRACE_S / 60:g} minutes."
+        yield Check(name="sources", verdict="note", found=found, cure=cure)
+    else:
+        yield Check(name="sources", verdict="ok", found=found)
 
 
 def _port(port: int, running: bool) -> Check:

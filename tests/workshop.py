@@ -45,7 +45,7 @@ from controlplane.rungs import Rung
 from controlplane.spec import ModelFacts, ModelSpec
 from pool.client import PoolClient
 from tests.poolroom import forget
-from worker import instancedir, processes, skeleton
+from worker import instancedir, preparedcopies, processes, skeleton
 from worker.adoption import adopt
 from worker.board import Board
 from worker.caller import Caller
@@ -58,6 +58,7 @@ from worker.instancedir import InstanceDir, Record
 from worker.keeper import Keeper, left_over
 from worker.life import found
 from worker.locks import Locks
+from worker.preparedcopies import PreparedCopies
 from worker.processes import Process
 from worker.reconcile import Reconciler
 from worker.report import Reporter
@@ -87,6 +88,9 @@ class Workman:
         self.locks = Locks.of(plant.plane)
         self.images = Cabinet.open(plant.data, "n1", self.reporter.report, quota_bytes=plant.image_quota_bytes)
         self.wishes = Wishes(self.images, lambda: self.desired)
+        self.copies = PreparedCopies(
+            plant.data, self.shelf, lambda: self.desired, lambda: preparedcopies.used(self.images.store, plant.data)
+        )
         site = Site(
             images=self.images,
             plane=plant.plane,
@@ -145,6 +149,7 @@ class Workman:
         self.reconciler.follow(self.desired)
         self.stock.follow()
         self.wishes.follow()
+        self.copies.follow()
 
     async def vanish(self) -> None:
         """As after kill -9: nothing is told, nothing is ended."""
@@ -152,6 +157,7 @@ class Workman:
         await self.reconciler.close()
         await self.stock.close()
         await self.wishes.close()
+        await self.copies.close()
         await self.reporter.close()
 
 
@@ -311,6 +317,13 @@ class Plant:
         return found_
 
 
+def show_failures(log: Path) -> None:
+    """What the daemon failed at, with its traceback, for the output of a test that fails."""
+    for line in log.read_text().splitlines() if log.exists() else ():
+        if "conversation_failed" in line or "Traceback" in line:
+            print(line)
+
+
 @contextlib.asynccontextmanager
 async def plant(**options: Any) -> AsyncIterator[Plant]:
     """A running plant; afterwards nothing of it is left."""
@@ -329,5 +342,6 @@ async def plant(**options: Any) -> AsyncIterator[Plant]:
                     await processes.gone(process, 5)
             if made.pool is not None:
                 await processes.end(made.pool, grace_s=10)
+            show_failures(data / "pool.log")
             forget(data / "run" / "pool" / "segments")
             shutil.rmtree(data, ignore_errors=True)

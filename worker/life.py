@@ -45,6 +45,7 @@ from worker.keeper import Keeper, left_over
 from worker.local import LocalInstance
 from worker.locks import Locks
 from worker.moves import EngineState
+from worker.preparedcopies import PreparedCopies, used
 from worker.reconcile import Reconciler
 from worker.report import Reporter
 from worker.shelf import Prepare, Shelf
@@ -73,6 +74,9 @@ class Life:
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
         self._wishes = Wishes(self._images, lambda: self.desired)
         self._drafts = Drafts(Path(plane.data) / "models", self._shelf, lambda: self.desired)
+        self._copies = PreparedCopies(
+            Path(plane.data), self._shelf, lambda: self.desired, lambda: used(self._images.store, Path(plane.data))
+        )
         self._site = Site(
             plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines,
             books=DeviceBooks(plane, self._engines, self._reporter.report),
@@ -106,6 +110,7 @@ class Life:
         await self._stock.close()
         await self._wishes.close()
         await self._drafts.close()
+        await self._copies.close()
         await self._reporter.close()
 
     def _engines(self) -> Iterator[tuple[Record, State | None]]:
@@ -175,6 +180,7 @@ class Life:
         self._stock.follow()
         self._wishes.follow()
         self._drafts.follow()
+        self._copies.follow()
 
     async def _images_asked(self, message: Msg) -> None:
         task = asyncio.create_task(answer_about_images(self._images, message))

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -79,6 +79,10 @@ class Shelf:
             draft for model, revision, draft in found
             if draft is not None and model is not None and not model.retired and model.revision == revision
         }  # fmt: skip
+
+    def sources(self, goals: Collection[Goal]) -> set[Path]:
+        """Of the sources that were found, those for `goals`."""
+        return {one.source for goal, one in self._shelved.items() if goal in goals}
 
     def forget(self, goal: Goal) -> None:
         """Open the source again next time (an operator said `retry`)."""

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from worker.engines.pretence import IDENTITY
 from worker.frontend.chat import FAKE
-from worker.sources.places import made, models, name_of
+from worker.sources.places import made, models, pretended
 
 WEIGHT_BYTES: Final = 2**20
 _BLOCK: Final = 2**20
@@ -17,7 +17,7 @@ _BLOCK: Final = 2**20
 
 def fake_source(data: Path, name: str, weight_bytes: int) -> Path:
     """Return the directory of fake model `name`, made if it is not there. Its bytes follow from its name."""
-    target = models(data) / f"fake-{name_of(name, str(weight_bytes))}"
+    target = models(data) / pretended(name, weight_bytes)
     if not target.exists():
         with made(target) as draft:
             (draft / FAKE).write_text(json.dumps({"name": name}))

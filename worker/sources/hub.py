@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.quantities import need_and_limit
-from worker.sources.places import made, name_of
+from worker.sources.places import fetched, made
 from worker.sources.report import CantUse, Progress, say
 
 NAME: Final = re.compile(r"^hf:([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})@([0-9a-f]{40})$")
@@ -29,7 +29,7 @@ def fetch(source: str, models: Path) -> Path:
     named = NAME.match(source)
     if named is None:
         raise CantUse("bad_source", f"{source!r} is not hf:org/name@<40 hex digits>")
-    target = models / f"hf-{name_of(source)}"
+    target = models / fetched(source)
     if target.exists():
         return target
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(int(CONNECT_S)))

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,21 @@ def models(data: Path) -> Path:
 def name_of(*parts: str) -> str:
     """Return a directory name that stands for `parts`: 24 hex digits, never a caller's text."""
     return blake3("\0".join(parts).encode()).hexdigest(length=12)
+
+
+def fetched(source: str) -> str:
+    """The directory of what was fetched of the hub's `hf:org/name@commit`."""
+    return f"hf-{name_of(source)}"
+
+
+def converted(marks: Iterable[str], dtype: str) -> str:
+    """The directory of the weights of a source (`identity.identity`) as an engine can map them."""
+    return f"converted-{name_of(*marks, dtype)}"
+
+
+def pretended(name: str, weight_bytes: int) -> str:
+    """The directory of a fake model."""
+    return f"fake-{name_of(name, str(weight_bytes))}"
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from worker.frontend.request import Invalid
 from worker.sources.copies import note
 from worker.sources.fakes import WEIGHT_BYTES, fake_source
 from worker.sources.identity import SourceRefused, identity, identity_of_draft
-from worker.sources.places import models, name_of
+from worker.sources.places import converted, models, name_of
 from worker.sources.report import Inspected, Line, Progress, Refused
 
 ProgressCall = Callable[[int, int], None]
@@ -71,7 +71,7 @@ async def prepare(spec: ModelSpec, data_dir: Path, progress: ProgressCall) -> Pr
     known = models(data_dir) / f"inspected-{name_of(*marks, *drafts, *own, told)}.json"
     inspected = await asyncio.to_thread(_remembered, known)
     if inspected is None:
-        inspected = await _opened(spec, data_dir, f"converted-{name_of(*marks, dtype)}", progress)
+        inspected = await _opened(spec, data_dir, converted(marks, dtype), progress)
         draft = known.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(inspected))
         draft.replace(known)

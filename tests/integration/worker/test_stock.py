@@ -1,12 +1,19 @@
 """Models and weight sets of a node: inspected, staged, dropped."""
 
+import json
+from pathlib import Path
+
+import pytest
+
 from controlplane.commands import RegisterModel, RetireModel, Sleep, Tick
 from controlplane.events import InstanceEnded, InstanceFailed, ModelRejected, WeightsDropped, WeightsStaged
+from controlplane.fleet import Fleet
 from controlplane.rungs import Rung
 from controlplane.spec import ModelSpec
 from tests.workshop import MIB, Plant, plant
-from worker import processes
+from worker import preparedcopies, processes
 from worker.failure import StepFailed
+from worker.frontend.chat import FAKE
 from worker.shelf import ProgressCall
 from worker.sources import Prepared
 
@@ -23,6 +30,41 @@ async def test_a_retired_models_weights_leave_the_pool_once_nobody_maps_them(pla
     described = await plane.worker.shelf.described()
     assert described is not None
     assert described.sets == ()
+
+
+async def test_a_retired_models_source_leaves_the_disk_once_no_engine_was_started_with_it(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparedcopies, "GRACE_S", 0.0)
+    await plane.register("a")
+    await plane.register("b")
+    up = await plane.load("a")
+    (of_a,) = [path for path in (plane.data / "models").glob("fake-*") if name_of_fake(path) == "a"]
+    plane.order(Sleep(model="a"))
+    await plane.until(lambda: plane.only().rung is Rung.SLEEP and plane.only().directive_settled)
+    plane.order(RetireModel(model="a"))
+    plane.order(Tick())
+    await plane.restart_worker()
+    assert plane.only().pid == up.pid and of_a.is_dir(), "its skeleton is b's, too, and was started with it"
+    plane.order(RetireModel(model="b"))
+    plane.order(Tick())
+    await plane.until(lambda: plane.of_type(InstanceEnded))
+    await plane.until(lambda: not list((plane.data / "models").glob("*fake-*")))
+
+
+async def test_what_a_dead_worker_left_to_be_removed_is_removed_by_the_next(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await plane.register("a")
+    await plane.worker.vanish()
+    plane.fleet = Fleet()
+    monkeypatch.setattr(preparedcopies, "GRACE_S", 0.0)
+    await plane.restart_worker()
+    await plane.until(lambda: not list((plane.data / "models").glob("*fake-*")))
+
+
+def name_of_fake(source: Path) -> str:
+    return str(json.loads((source / FAKE).read_text())["name"])
 
 
 async def test_a_set_is_staged_once_and_told_once_per_model(plane: Plant) -> None:

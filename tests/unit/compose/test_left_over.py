@@ -8,6 +8,7 @@ import pytest
 
 from compose import checks
 from pool.place import abandoned, claim, place
+from worker.preparedcopies import noted
 
 
 def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure(
@@ -29,6 +30,18 @@ def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure
     assert segments.verdict == "note"
     assert "weights of 1 planes (3.0 MiB of memory)" in segments.found
     assert str(root) in segments.cure
+
+
+def test_prepared_sources_are_named_with_their_bytes_and_those_that_nothing_needs_apart(tmp_path: Path) -> None:
+    assert list(checks._sources(tmp_path)) == []
+    for name in (f"hf-{'a' * 24}", f"fake-{'b' * 24}"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "model.safetensors").write_bytes(bytes(2 << 20))
+    (found,) = checks._sources(tmp_path)
+    assert found.verdict == "ok" and "2 prepared copies of models' sources (4.0 MiB)" in found.found
+    noted(tmp_path / "models", {f"hf-{'a' * 24}"})
+    (found,) = checks._sources(tmp_path)
+    assert found.verdict == "note" and "nothing needs 1 (2.0 MiB)" in found.found and "10 minutes" in found.cure
 
 
 def test_what_somebody_removes_meanwhile_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
