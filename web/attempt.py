@@ -15,6 +15,8 @@ from web.frontend import Broken, Delta, Fault, Finish, Frontends, Line, Rejected
 
 REATTACH_S: Final = 5.0
 """A frontend that was killed is back within a second or two; after this its instance is given up."""
+LONGEST_TRY_S: Final = 1.5
+"""A try that took longer was no try: we stood still."""
 REATTACH_PAUSE_S: Final = 0.05
 CALLERS_FAULTS: Final = frozenset({"too_long", "invalid"})
 """Ends of a stream for which another instance would be no better."""
@@ -76,7 +78,7 @@ class Attempt:
 
     async def run(self, sink: Sink) -> Finish:
         """Stream to `sink`. Raises Lost, or ApiError when the request itself is at fault."""
-        attached, give_up_at = False, 0.0
+        attached, left_s, last = False, REATTACH_S, 0.0
         while True:
             if attached:
                 stream = self._frontends.reattach(self.routed, self.chars)
@@ -85,7 +87,7 @@ class Attempt:
             try:
                 async with aclosing(stream):
                     async for batch in stream:
-                        attached, give_up_at = True, 0.0
+                        attached, left_s, last = True, REATTACH_S, 0.0
                         if (finish := await self._take(batch, sink)) is not None:
                             return finish
                 raise Broken("the frontend's stream ended early")
@@ -95,8 +97,9 @@ class Attempt:
                 attached = True
             except Broken as broken:
                 now = time.monotonic()
-                give_up_at = give_up_at or now + REATTACH_S
-                if now > give_up_at:
+                left_s -= min(now - (last or now), LONGEST_TRY_S)
+                last = now
+                if left_s < 0:
                     raise Lost("frontend_lost", f"the frontend at {self.routed.endpoint} is gone: {broken}") from broken
                 await asyncio.sleep(REATTACH_PAUSE_S)
                 self.routed = replace(self.routed, endpoint=self._endpoint() or self.routed.endpoint)

@@ -8,6 +8,7 @@ import msgspec
 
 from pool.wire import AsyncChannel
 from worker import processes
+from worker.countdown import within
 from worker.engines.messages import ControlCommand, ControlReply
 from worker.holdermessages import (
     Ask,
@@ -138,7 +139,7 @@ class HolderLink:
 
     async def _exchange(self, request: HolderRequest, deadline_s: float, descriptors: tuple[int, ...] = ()) -> HolderReply:
         try:
-            async with asyncio.timeout(deadline_s):
+            async with within(deadline_s):
                 channel = await AsyncChannel.connect(str(self._directory.holder_socket))
                 try:
                     await channel.send(request)

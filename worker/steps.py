@@ -7,6 +7,7 @@ from typing import assert_never
 
 from controlplane.events import Step
 from worker import cells, checkpoint, filling, occupancy, processes, skeleton
+from worker.countdown import within
 from worker.desired import Wanted
 from worker.engines.interface import OWN_LAYOUT
 from worker.failure import StepFailed
@@ -30,7 +31,7 @@ async def run(local: LocalInstance, wanted: Wanted | None, move: Move) -> Done:
     deadline_s = local.site.deadlines.of(move.step)
     local.site.board.show(local.instance, move.step.value)
     try:
-        async with asyncio.timeout(deadline_s):
+        async with within(deadline_s):
             moved, note = await _carry_out(local, wanted, move)
     except TimeoutError:
         raise StepFailed("step_deadline", f"{move.step} did not end within {deadline_s:g} s") from None

@@ -40,6 +40,7 @@ class Hub:
         self._pieces: dict[str, tuple[int, bytes]] = {}
         self._joins: dict[int, bytes] = {}
         self._beats = 0
+        self._beat_at = monotonic()
         self._arrived: asyncio.Event = asyncio.Event()
 
     def publish(self, pieces: Mapping[str, bytes], gone: Iterable[str] = ()) -> None:
@@ -106,9 +107,12 @@ class Hub:
     def beat(self) -> None:
         """Send a heartbeat to readers that have nothing else to take, and let go of those that are stuck."""
         self._beats += 1
-        now = monotonic()
+        now, last = monotonic(), self._beat_at
+        self._beat_at = now
         for reader in tuple(self.readers):
-            if reader.sending_since and now - reader.sending_since > STUCK_S and reader.task is not None:
+            if reader.sending_since and now - last > STUCK_S:  # this process stood still, and took nothing to the socket
+                reader.sending_since = now
+            elif reader.sending_since and now - reader.sending_since > STUCK_S and reader.task is not None:
                 reader.task.cancel()
         self._wake()
 

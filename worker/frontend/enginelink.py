@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from worker.countdown import Countdown
 from worker.engines.messages import Connected, Ended, EngineToFrontend, FrontendToEngine, Tokens
 from worker.engines.wire import BrokenStream, Frames, decoder, pack
 
@@ -41,7 +42,7 @@ class EngineLink:
         self._server: asyncio.Server | None = None
         self._connection: _Connection | None = None
         self._pidfd = -1
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: Countdown | None = None
         self._dead = False
         """The last engine is, and no other has come."""
         self._bound: tuple[int, int] | None = None
@@ -127,7 +128,7 @@ class EngineLink:
             self._listener.lost()
 
     def _await_engine(self) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(LOST_S, self._gone)
+        self._deadline = Countdown(LOST_S, self._gone)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

@@ -1,12 +1,12 @@
 """All requests in flight of one frontend: from the engine's words to their ends, and what becomes of those nobody reads."""
 
-import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from worker.countdown import Countdown
 from worker.engines.messages import Abort, Ack, Connected, Ended, FrontendToEngine, Submit, Tokens
 from worker.frontend.chat import load
 from worker.frontend.inflight import Inflight
@@ -32,7 +32,7 @@ class Requests:
         self._directory, self._send = directory, send
         self._inflight: dict[str, Inflight] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, Countdown] = {}
         self._rate: deque[tuple[float, int]] = deque()
 
     # ---- for the server -------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Requests:
             self.abort(inflight)
             self._forget(inflight)
 
-        self._timers[inflight.opened.key] = asyncio.get_running_loop().call_later(after_s, expired)
+        self._timers[inflight.opened.key] = Countdown(after_s, expired)
 
     def _forget(self, inflight: Inflight) -> None:
         key = inflight.opened.key

@@ -1,6 +1,9 @@
 """The latest-frame hub: one encoding for all, nothing queued for the slow, an end at once."""
 
 import asyncio
+import time
+
+import pytest
 
 from web.live.frame import partial
 from web.live.hub import HEARTBEAT, STUCK_S, Hub, Reader
@@ -87,6 +90,25 @@ async def test_a_reader_whose_socket_takes_nothing_is_let_go() -> None:
     hub.beat()
     await asyncio.wait([task], timeout=20)
     assert task.cancelled()
+
+
+async def test_nobody_is_stuck_while_we_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, now = Hub(), time.monotonic()
+    left: list[Reader] = []
+
+    async def sending() -> None:
+        reader = hub.join(hub.mark)
+        reader.sending_since = now
+        left.append(reader)
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(sending())
+    await asyncio.sleep(0)
+    for later, cut in ((600, False), (615, False), (635, True)):
+        monkeypatch.setattr("web.live.hub.monotonic", lambda later=later: now + later)
+        hub.beat()
+        assert bool(task.cancelling()) is cut
+    await asyncio.wait([task], timeout=20)
 
 
 def test_a_fragment_may_hold_any_line_break() -> None:
