@@ -263,9 +263,6 @@ async def test_an_engine_that_dies_while_it_is_written_to_disk_is_dead(site: Sit
     assert held.engine == engine
     assert held.exit is not None
     assert held.exit.status == -signal.SIGKILL
-    started = time.monotonic()
-    await site.link.kill(0)
-    assert time.monotonic() - started < 4, "nobody waits for the end of one that has ended"
 
 
 async def test_start_failure_is_typed(site: Site) -> None:
