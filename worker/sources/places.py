@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -44,21 +45,24 @@ def pretended(name: str, weight_bytes: int) -> str:
 def made(target: Path) -> Iterator[Path]:
     """Give a fresh directory that becomes `target` when the block ends well, and is removed when it does not.
 
+    Whoever makes the same one meanwhile (a thread whose step was given up goes on) has a directory of his own. The first to end
+    well counts: it may be in use by the time that the second does.
+
     Raises:
         OSError: e.g. the disk is full.
     """
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = target.parent / f"{DRAFT}{target.name}-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(mode=0o700)
+    draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{target.name}-", dir=target.parent))
     try:
         yield draft
         for file in draft.iterdir():
             _sync(file)
         _sync(draft)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(target)
-        draft.rename(target)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
         _sync(target.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -16,6 +16,18 @@ def test_made_directories_appear_whole(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_two_who_make_one_at_once_are_not_in_each_others_way_and_the_first_counts(tmp_path: Path) -> None:
+    target = tmp_path / "models" / "a"
+    with made(target) as late:
+        (late / "x").write_text("late")
+        with made(target) as early:
+            (early / "x").write_text("early")
+        opened = (target / "x").open()
+    with opened:
+        assert opened.read() == (target / "x").read_text() == "early"
+    assert list(target.parent.iterdir()) == [target]
+
+
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "models" / "a"
 
