@@ -25,6 +25,8 @@ from pool.topology import NO_TOPOLOGY, Topology
 from pool.way import Way
 from pool.wire import close_all
 
+DESCRIBE_S = 4.0
+"""Less than who asks waits (`client.ANSWER_S`)."""
 log = logging.getLogger("pool")
 
 
@@ -220,10 +222,11 @@ class Devices:
             device.left[manifest.weight_set, size] += change
 
     async def describe(self) -> tuple[DeviceState, ...]:
+        """Raises Refused (`device_silent`)."""
         registered = self.host.registered_bytes
         return tuple(
             [
-                device.state(await device.lane.submit(Turn.NOW, device.lane.gpu.free_bytes), registered)
+                device.state(await device.lane.answer(Turn.NOW, device.lane.gpu.free_bytes, DESCRIBE_S), registered)
                 for device in list(self._devices.values())
             ]
         )

@@ -1,11 +1,10 @@
 """Handing a set to a connection: what is in it, and descriptors, of host memory or of a device's that is being filled."""
 
-import asyncio
-
 import msgspec
 
 from pool.arena import Arena
 from pool.device import Resident
+from pool.lane import Silent, within
 from pool.manifest import Manifest
 from pool.messages import Attach, Attached, Filled
 from pool.references import References
@@ -13,9 +12,13 @@ from pool.residency import Refused
 from pool.talk import hand_over, send
 from pool.wire import AsyncChannel, close_all, copied
 
+SILENT_S = 50.0
+"""Less than an engine waits for its weights (`devicelink.FILL_S`), so that it is told why they don't come."""
+
 
 async def attach(channel: AsyncChannel, request: Attach, held: References, arena: Arena) -> None:
-    """Raises Refused, OSError; the connection then holds what it held before."""
+    """Raises Refused, OSError; the connection then holds what it held before, but of a device that is silent (`device_silent`):
+    what was asked for is still to come there, and the connection's until it ends."""
     manifest = held.hold(request.weight_set)
     attached = Attached(
         weight_set=manifest.weight_set, segments=manifest.segments, tensors=manifest.tensors,
@@ -37,6 +40,8 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
     was_there = resident.holders > 1  # whoever comes while it travels waits for this copy, and is told that it cost nothing
     try:
         filled = await _send_device(channel, manifest, attached, resident, arena)
+    except Silent:
+        raise
     except (Refused, OSError):
         await held.release(manifest.weight_set, request.device)
         raise
@@ -48,8 +53,9 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
 async def _send_device(
     channel: AsyncChannel, manifest: Manifest, attached: Attached, resident: Resident, arena: Arena
 ) -> Filled:
+    device = attached.device or ""
     theirs = [] if resident.base is None else [resident.base]
-    made = [await asyncio.shield(one.exported) for one in (*theirs, resident)]
+    made = [await within(device, one.exported, SILENT_S) for one in (*theirs, resident)]
     for one in (*theirs, resident):
         if one.filled.done():  # it may have failed since
             one.filled.result()
@@ -66,5 +72,5 @@ async def _send_device(
     close_all(fds[:count])
     await hand_over(channel, attached, [*copies, *fds[count:]])
     for one in theirs:
-        await asyncio.shield(one.filled)
-    return await asyncio.shield(resident.filled)
+        await within(device, one.filled, SILENT_S)
+    return await within(device, resident.filled, SILENT_S)

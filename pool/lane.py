@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -9,8 +10,36 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from pool.gpu import Gpu
+from pool.residency import Refused
 
 T = TypeVar("T")
+
+CLOSE_S = 15.0
+"""60 GiB that are on their way take 8 s unpinned."""
+log = logging.getLogger("pool")
+
+
+class Silent(Refused):
+    """A device's driver, or what goes before on its lane, has not ended within a deadline. What was asked for may come yet."""
+
+    def __init__(self, device: str, waited_s: float) -> None:
+        super().__init__(
+            "device_silent",
+            f"{device} has not answered for {waited_s:g} s: its driver hangs, or copies to it take that long; see nvidia-smi "
+            "and the kernel's log (dmesg), and end what hangs there",
+        )
+
+
+async def within(device: str, future: asyncio.Future[T], deadline_s: float) -> T:
+    """What a lane's work comes to. Raises Silent after the deadline, and then the work goes on."""
+    limit = asyncio.timeout(deadline_s)
+    try:
+        async with limit:
+            return await asyncio.shield(future)
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the work's own
+        raise Silent(device, deadline_s) from None
 
 
 class Turn(IntEnum):
@@ -54,10 +83,23 @@ class Lane:
         self._jobs.put((turn, next(self._numbers), job))
         return future
 
+    async def answer(self, turn: Turn, work: Callable[[], T], deadline_s: float) -> T:
+        """As `submit`, for what only looks. Raises Silent after the deadline; then it is not done, if it has not begun."""
+        given_up = threading.Event()
+        asked = self.submit(turn, lambda: None if given_up.is_set() else work())
+        try:
+            found = await within(self.gpu.uuid, asked, deadline_s)
+        finally:
+            given_up.set()
+        assert found is not None
+        return found
+
     async def close(self) -> None:
-        """After all that has been submitted."""
+        """After all that has been submitted; a driver that hangs is left to the end of the process."""
         self._jobs.put((Turn.LAST, next(self._numbers), None))
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        if self._thread.is_alive():
+            log.error("lane_silent", extra={"device": self.gpu.uuid, "waited_s": CLOSE_S})
 
     def _work(self) -> None:
         self.gpu.bind()
