@@ -109,11 +109,14 @@ async def up(local: LocalInstance) -> None:
 
     Raises StepFailed (`holder_died`; `no_device_memory`, with both numbers: nothing was done, and it can stay as it is).
     """
-    where, device = theatre(local), local.record.device
+    where, device, engine = theatre(local), local.record.device, local.record.engine
     assert where is not None
     await _room(local, where)
+    local.unwatch("engine")  # its death on the way is no loss: another one follows
     try:
         await _back(local, where)
+        if engine is not None:
+            local.watch("engine", engine)
     except StepFailed as failure:
         if failure.code == "holder_died":
             raise

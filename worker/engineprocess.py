@@ -104,8 +104,8 @@ class EngineProcess:
         self._directory.edit(engine=self.known)
 
     def _begin(self) -> Denied | None:
-        """Make way for an engine. There is one in a holder's life; but one that was restored and died, or that was killed while
-        it was parked, may be followed by another."""
+        """Make way for an engine. There is one in a holder's life; but one that was restored and died, or that ended while
+        it was parked, by itself or not, may be followed by another."""
         if self.known is not None and not (self._replaceable and self.exit is not None):
             return Denied(code="started_already", message=f"an engine was started already, pid {self.known.pid}")
         self.known, self.inner, self.exit, self._ended, self._replaceable = None, None, None, None, False
@@ -183,7 +183,6 @@ class EngineProcess:
         engine = self.inner
         if engine is None or self.exit is not None:
             return
-        self._replaceable = self._replaceable or self.parked
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
             if wait_s == 0:
                 continue
@@ -212,7 +211,7 @@ class EngineProcess:
         self._ended = ended
         if self.known is None:  # its end is meant
             return
-        self.exit = ended
+        self.exit, self._replaceable = ended, self._replaceable or self._surgery.parked is not None
         with contextlib.suppress(FileNotFoundError):  # the worker has cleaned up: nobody is left to tell
             self._directory.edit(exit=ended)
         self._port.lose("engine_died", self.death or "")

@@ -110,7 +110,6 @@ async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, 
         ),
     )
     assert held.engine is not None
-    local.watch("engine", held.engine)
     kind, assigned = manifest.fingerprint.engine.partition(" ")[0], local.shelved
     assert assigned is not None, "prepared before"
     local.directory.edit(
@@ -118,10 +117,12 @@ async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, 
         **pretence(kind, assigned.model.spec.arguments),
     )  # fmt: skip
     if manifest.gpu is not None:
+        local.watch("engine", held.engine)
         local.engine_state = None
         local.note(engine=EngineState.CHECKPOINTED, attached=None, awake=False, checked=False, woken_for=None, verified=True)
         return
     await checkpoint.release(local, deadline_s - (time.monotonic() - began))
+    local.watch("engine", held.engine)  # not before: whoever asked for it knows what follows one that does not come back
     state = local.engine_state
     assert state is not None
     local.directory.edit(skeleton_bytes=max(state.bytes_private, manifest.skeleton_bytes))

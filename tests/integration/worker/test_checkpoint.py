@@ -16,7 +16,7 @@ from controlplane.fleet import Instance
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.workshop import MIB, QUICK, Plant
-from worker import checkpoint, gpus, hostmemory
+from worker import checkpoint, gpus, hostmemory, processes
 from worker.cuda.operation import Theatre
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
@@ -89,6 +89,22 @@ async def test_the_next_worker_finds_it_and_brings_it_back(plane: Plant) -> None
     await plane.restart_worker()
     assert plane.fleet.instances[off.instance].rung is Rung.CHECKPOINT
     assert (await plane.load("a")).pid == off.pid
+
+
+async def test_one_that_dies_on_its_way_back_is_followed_by_another(plane: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dying(local: LocalInstance, _: object) -> None:
+        engine = local.record.engine
+        assert engine is not None and await processes.end(engine, grace_s=0)
+        for _round in range(5):  # whoever watches it hears of it, and asks its holder
+            await local.holder.ask()
+        raise StepFailed("cuda_failed", "restore: the process is gone")
+
+    first = await up(plane)
+    off = await take_off(plane)
+    monkeypatch.setattr(checkpoint, "_back", dying)
+    again = await plane.load("a")
+    assert again.instance == first.instance and again.pid != off.pid
+    assert not plane.of_type(InstanceFailed)
 
 
 @pytest.mark.parametrize("fault", ["restore_fails:1", "restore_hangs:1"])

@@ -18,7 +18,7 @@ from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
-from worker import hostmemory, knownanswer, processes
+from worker import checkpoint, hostmemory, knownanswer, processes
 from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
@@ -287,6 +287,22 @@ async def _loaded_again(plane: Plant, name: str) -> Any:
 
     plane.order(Retry(model=name))
     return await plane.load(name)
+
+
+async def test_an_engine_that_never_connects_after_its_restore_is_followed_by_a_cold_start(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def mute(*_: object) -> None:
+        raise StepFailed("step_deadline", "the released engine did not connect within 1 s")
+
+    await plane.register("a")
+    before = await plane.load("a")
+    await save(plane, "a")
+    monkeypatch.setattr(checkpoint, "release", mute)
+    again = await plane.load("a")
+    assert await says(plane, again, "hello") == "You said: hello"
+    assert (again.instance, plane.of_type(InstanceUp)[-1].image) == (before.instance, None)
+    assert not plane.of_type(InstanceFailed), "the end of the mute one was meant"
 
 
 async def test_two_dumps_and_then_two_restores_at_once(house: Plant) -> None:
