@@ -14,6 +14,7 @@ import pytest
 
 from controlplane.decisions.standing import leaving
 from controlplane.events import InstanceFailed, ModelSetBack
+from controlplane.quantities import human_bytes
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from pool.client import PoolClient
@@ -224,8 +225,9 @@ async def test_a_wake_that_finds_no_room_goes_back_to_a_clean_sleep_and_waits_un
     )
     (told,) = [one.event for one in await plane.events("ModelSetBack", after=before)]
     assert isinstance(told, ModelSetBack)
-    assert re.search(r"needs \d+ bytes on \S+, \d+ are free there", told.message)
-    assert f"process {os.getpid()} has {stranger.size}" in told.message and "its skeleton sleeps on" in told.message
+    assert re.search(r"needs 2\.0 MiB on \S+, [\d.]+ \w+ are free there", told.message)
+    assert f"process {os.getpid()} has {human_bytes(stranger.size)}" in told.message
+    assert "its skeleton sleeps on" in told.message
     assert len(await plane.events("InstanceSlept", after=before)) == 1, "and it was not tried again before they had gone"
     fleet = await plane.fleet()
     assert {name for name, i in fleet.instances.items() if i.rung is Rung.SLEEP} == sleepers
