@@ -21,8 +21,8 @@ from worker.skeleton import pretence
 
 OUR_SHARE: Final = 0.7
 """Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
-BLAMELESS: Final = frozenset({"pid_taken", "engine_died"})
-"""Failures that say nothing of the image."""
+BLAMELESS: Final = frozenset({"pid_taken", "engine_died", "started_already"})
+"""Failures that say nothing of the image. The last: a worker that is gone had begun a restore."""
 
 log = structlog.get_logger("images")
 

@@ -289,6 +289,24 @@ async def _loaded_again(plane: Plant, name: str) -> Any:
     return await plane.load(name)
 
 
+async def test_a_restore_that_a_dead_worker_had_begun_is_not_the_images_fault(plane: Plant, surgeon: Surgeon) -> None:
+    begun, go = plane.data / "begun", plane.data / "go"
+    await plane.register("a")
+    await plane.load("a")
+    await save(plane, "a")
+    image, _ = manifest(plane)
+    surgeon.do("restore", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done")
+    plane.order(Load(model="a"))
+    await plane.until(begun.exists)
+    await plane.restart_worker()
+    go.touch()
+    again = await plane.until(lambda: plane.up("a"))
+    assert await says(plane, again, "hello") == "You said: hello"
+    assert plane.worker.images.store.standing(image.name).failures == 0
+    assert not plane.of_type(ImageFailed)
+    assert not plane.of_type(InstanceFailed)
+
+
 async def test_an_engine_that_never_connects_after_its_restore_is_followed_by_a_cold_start(
     plane: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
