@@ -18,6 +18,7 @@ from worker.deviceroom import see_room
 from worker.engines.messages import Health, Shutdown
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
+from worker.holdermessages import Held
 from worker.instancedir import Record
 from worker.local import LocalInstance
 from worker.moves import EngineState, Observed
@@ -63,11 +64,9 @@ async def start_engine(local: LocalInstance) -> None:
         "--artefacts", str(local.site.data / "artefacts"), *_on_device(local),
     )  # fmt: skip
     try:
-        held = await local.holder.start(argv)
+        held = await _started(local, argv)
     except HolderDenied as error:
-        if error.code != "started_already":
-            raise StepFailed(error.code, error.message) from error
-        held = await local.holder.ask()
+        raise StepFailed(error.code, error.message) from error
     except HolderGone as error:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
@@ -79,6 +78,20 @@ async def start_engine(local: LocalInstance) -> None:
     own_layout = local.seen.own_layout
     device = local.seen.device if own_layout else None
     local.note(engine=EngineState.STARTING, checked=False, woken_for=None, verified=not own_layout, device=device)
+
+
+async def _started(local: LocalInstance, argv: tuple[str, ...]) -> Held:
+    """Raises HolderDenied, HolderGone."""
+    try:
+        return await local.holder.start(argv)
+    except HolderDenied as error:
+        if error.code != "started_already":
+            raise
+    held = await local.holder.ask()
+    if held.engine is None:  # a worker that is gone had begun to bring one back
+        await local.holder.kill(0)
+        held = await local.holder.start(argv)
+    return held
 
 
 def _on_device(local: LocalInstance) -> tuple[str, ...]:

@@ -307,6 +307,22 @@ async def test_a_restore_that_a_dead_worker_had_begun_is_not_the_images_fault(pl
     assert not plane.of_type(InstanceFailed)
 
 
+async def test_a_restore_that_a_dead_worker_had_begun_makes_way_for_a_cold_start(plane: Plant, surgeon: Surgeon) -> None:
+    begun = plane.data / "begun"
+    await plane.register("a")
+    await plane.load("a")
+    await save(plane, "a")
+    surgeon.do("restore", f"touch {begun}; exec sleep 600")
+    plane.order(Load(model="a"))
+    await plane.until(begun.exists)
+    await plane.worker.vanish()
+    plane.worker.images.store.failed(manifest(plane)[0].name, "restore_failed", "found by somebody else", final=True)
+    await plane.restart_worker()
+    again = await plane.until(lambda: plane.up("a"))
+    assert await says(plane, again, "hello") == "You said: hello"
+    assert not plane.of_type(InstanceFailed)
+
+
 async def test_an_engine_that_never_connects_after_its_restore_is_followed_by_a_cold_start(
     plane: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
