@@ -39,6 +39,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it does its work; None: it does as soon as it runs."""
     survives: bool = False
     """It outlives a killed `up`, whose successor adopts it; else it gets `stop_signal` when `up` dies."""
+    already: Callable[[], Identity | None] | None = None
+    """Who does its work already, though no pid was kept: `up` was killed just as it had started it, or its disk was full."""
     stop_signal: signal.Signals = signal.SIGTERM
     stop_s: float = 6.0
 
@@ -158,6 +160,8 @@ class Child:
     async def _take_over(self) -> None:
         """Adopt the process that an earlier `up` left, or end it when it is no use."""
         left = left_over(self._pid_file)
+        if left is None and self.spec.already is not None:
+            left = self.spec.already()
         if left is None:
             return
         if self.spec.survives and self.spec.ready is not None:

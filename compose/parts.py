@@ -1,5 +1,6 @@
 """The parts of a plane that `up` keeps running, and how each is started."""
 
+import fcntl
 import shutil
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Final
 import msgspec
 
 from compose.child import ChildSpec
+from compose.process import Identity
 from compose.readiness import answers
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
 from pool.client import PoolClient, PoolRefused
 from pool.pace import BESIDE_DECODING
+from pool.place import LOCK
 
 READY_PART: Final = 4
 """Of the pool's budget so much may lie ready, unless the settings say otherwise."""
@@ -71,13 +74,31 @@ def _pool(plane: Plane) -> ChildSpec:
         finally:
             await client.close()
 
+    def already() -> Identity | None:
+        return holder_of(socket.parent / LOCK)
+
     # It is asked to end only when the plane ends in order, and then nothing is to stay in memory.
     options = ("--socket", str(socket), "--directory", str(socket.parent), "--budget", str(plane.pool_bytes), "--forget")
     ways = [*(["--gpus"] if gpus else []), *([] if plane.pool_helpers else ["--no-helpers"])]
     limits = ("--ready", str(ready_bytes(plane)), "--beside-decoding", str(beside_decoding(plane)))
     argv = (*PYTHON, "pool.daemon", *options, *limits, *ways)
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(sorted(gpus))} if gpus else {}
-    return ChildSpec(name="pool", argv=argv, environment=environment, prepare=prepare, ready=ready, survives=True)
+    return ChildSpec(
+        name="pool", argv=argv, environment=environment, prepare=prepare, ready=ready, survives=True, already=already
+    )
+
+
+def holder_of(lock: Path) -> Identity | None:
+    """The process that holds this lock, by the pid that it has written there; None: nobody does."""
+    try:
+        with lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Identity.of(int(file.read(32)))
+    except (FileNotFoundError, ValueError):  # it has it since this very moment, and has yet to write
+        pass
+    return None
 
 
 def ready_bytes(plane: Plane) -> int:

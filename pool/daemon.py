@@ -23,7 +23,7 @@ import msgspec
 from pool.arena import Arena
 from pool.gpu import Gpu
 from pool.pace import BESIDE_DECODING
-from pool.place import SHARED_MEMORY, PlaceRefused, claim, place, sweep
+from pool.place import LOCK, SHARED_MEMORY, PlaceRefused, claim, place, sweep
 from pool.residency import Residency
 from pool.server import Server
 from pool.topology import NO_TOPOLOGY, Topology
@@ -171,7 +171,7 @@ def _directory(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    fd = os.open(directory / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,8 @@ from pathlib import Path
 from blake3 import blake3
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point; the directory in it is ours alone, see `_own`
+LOCK = "pool.lock"
+"""File in a data directory: held by its daemon, whose pid it has."""
 OWNER = "owner"
 """File in a place: the data directory's path; locked while its daemon lives."""
 

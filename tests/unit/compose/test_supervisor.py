@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compose.child import ChildSpec
+from compose.parts import holder_of
 from compose.process import Identity, end
 from compose.supervisor import Supervisor, bound, read_states
 
@@ -139,6 +140,7 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 from compose.child import ChildSpec
+from compose.parts import holder_of
 from compose.supervisor import Supervisor
 async def yes(): return True
 async def main():
@@ -216,3 +218,24 @@ def test_a_log_is_bounded_while_its_writer_appends(tmp_path: Path) -> None:
         writer.write(b"y")
     assert path.read_bytes() == b"y"
     assert path.with_name("a.log.1").read_bytes() == b"x" * 100
+
+
+async def test_a_survivor_whose_pid_was_not_kept_is_adopted_too(supervisor: Supervisor, tmp_path: Path) -> None:
+    lock, taken = tmp_path / "lock", tmp_path / "taken"
+    holding = "import fcntl, os, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); f.write(str(os.getpid())); f.flush()"
+    argv = (sys.executable, "-c", f"{holding}; open(sys.argv[2], 'w'); time.sleep(600)", str(lock), str(taken))
+    assert holder_of(lock) is None
+    survivor = subprocess.Popen(argv)
+    try:
+        await until(taken.exists)
+
+        async def ready() -> bool:
+            return True
+
+        child = supervisor.add(ChildSpec(name="a", argv=argv, survives=True, ready=ready, already=lambda: holder_of(lock)))
+        assert await child.ready(30)
+        assert (child.adopted, pid_of(supervisor, "a"), child.state.restarts) == (True, survivor.pid, 0)
+    finally:
+        survivor.kill()
+        survivor.wait()
+    assert holder_of(lock) is None
