@@ -87,7 +87,7 @@ _order(
     "Keep an image whatever the quota says.",
 )  # fmt: skip
 _order(
-    "unpin", lambda client, image: client.delete("api", "images", image, "pin"), lambda image, _: f"{image} may go",
+    "unpin", lambda client, image: client.delete("api", "images", image, "pin"), lambda image, said: said or f"{image} may go",
     "Let an image go again when room is needed.",
 )  # fmt: skip
 _order(

@@ -53,9 +53,14 @@ def models_of(fleet: Fleet, configuration: str) -> tuple[str, ...]:
 
 def is_pinned(fleet: Fleet, image: Image) -> bool:
     """Whether it stays whatever the quota says: by an operator's word, or by its node's settings."""
+    return image.pinned or settings_pin(fleet, image) is not None
+
+
+def settings_pin(fleet: Fleet, image: Image) -> str | None:
+    """The name, of a model or its configuration, by which its node's settings pin it; None: they don't."""
     node = fleet.nodes.get(image.node)
-    named = node.image_pins if node is not None else ()
-    return image.pinned or image.configuration in named or any(m in named for m in models_of(fleet, image.configuration))
+    theirs = {image.configuration, *models_of(fleet, image.configuration)}
+    return next((name for name in node.image_pins if name in theirs), None) if node is not None else None
 
 
 def idle_pins(fleet: Fleet, named: Iterable[str]) -> tuple[str, ...]:

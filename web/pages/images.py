@@ -12,7 +12,7 @@ from controlplane.refusal import Code, Refused
 from controlplane.subjects import ImageAsk
 from web.pages.answers import html, page, stage_of
 from web.pages.stage import Stage
-from web.views.images import parting
+from web.views.images import parting, stays
 
 VERBS: Final = ("verify", "rebuild", "pin", "unpin", "remove")
 
@@ -40,6 +40,8 @@ async def operate_image(request: Request[Any, Any, Any], image: FromPath[str]) -
     if not by_script:
         return html("", 303, {"location": "/"})
     words = f"{verb} requested" if answered.position else "nothing had to change"
+    if verb == "unpin" and (why := stays(stage.sight.fleet, known)):
+        words = f"{words}; {why}"
     return html(stage.templates.page("said.html", error=None, words=words, operation=None))
 
 

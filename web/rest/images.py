@@ -15,7 +15,7 @@ from web.errors import ApiError
 from web.nodes import Nodes
 from web.rest.asking import Ask, Key, command, fleet_after, services_of
 from web.rest.fleet import Position
-from web.views.images import outlook, state
+from web.views.images import outlook, state, stays
 
 REMOVED_S: Final = 10.0
 """From the word to a worker's removal lie milliseconds, unless it is away."""
@@ -76,8 +76,9 @@ async def pin_image(request: Ask, name: FromPath[str], key: Key = None) -> Image
 
 @delete("/images/{name:str}/pin", status_code=200, summary="Let an image go again when room is needed")
 async def unpin_image(request: Ask, name: FromPath[str], key: Key = None) -> ImageDone:
-    await _told(request, PinImage(image=name, pinned=False))
-    return ImageDone(images=(name,))
+    fleet = await _told(request, PinImage(image=name, pinned=False))
+    known = fleet.images.get(name)
+    return ImageDone(images=(name,), message=stays(fleet, known) if known is not None else "")
 
 
 @delete("/images/{name:str}", status_code=200, summary="Remove an image; saved instances of it start cold")

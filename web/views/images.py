@@ -3,7 +3,7 @@
 import msgspec
 
 from controlplane.fleet import ANEW, REBUILD, Fleet, Image
-from controlplane.fleet.images import is_pinned, models_of
+from controlplane.fleet.images import is_pinned, models_of, settings_pin
 from controlplane.rungs import Rung
 from web.views.figures import size
 from web.views.hues import hues
@@ -57,6 +57,12 @@ def actions(fleet: Fleet, image: Image) -> tuple[str, ...]:
     pin = "unpin" if image.pinned else "" if is_pinned(fleet, image) else "pin"  # the settings' pins are the settings' affair
     wanted = ("verify" if verify else "", "rebuild" if image.state != "refused" else "", pin, "remove")
     return tuple(verb for verb in wanted if verb)
+
+
+def stays(fleet: Fleet, image: Image) -> str:
+    """Why an image that an operator lets go stays all the same; empty: it does not."""
+    name = settings_pin(fleet, image)
+    return f'{image.image} stays: the settings pin "{name}"; take it out of [images] pin to let it go' if name else ""
 
 
 def parting(fleet: Fleet, image: Image) -> str:

@@ -62,6 +62,15 @@ def test_what_the_settings_pin_is_theirs(plane: StagedPlane) -> None:
     assert shown(plane) == ("verify", "rebuild", "remove")
 
 
+def test_who_lets_an_image_go_that_the_settings_pin_is_told_that_it_stays(
+    client: TestClient[Litestar], plane: StagedPlane
+) -> None:
+    plane.node(image_pins=("smollm2-sailor",))
+    plane.emit(ImagePinned(node="n1", image="img_1", pinned=True))
+    answer = client.post("/images/img_1/operations", data={"verb": "unpin"}, headers=SCRIPTED)
+    assert "unpin requested; img_1 stays: the settings pin &#34;smollm2-sailor&#34;" in answer.text
+
+
 def test_a_button_sends_its_command(client: TestClient[Litestar], plane: StagedPlane) -> None:
     wanted = {
         "pin": PinImage(image="img_1"), "unpin": PinImage(image="img_1", pinned=False),
