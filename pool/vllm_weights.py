@@ -12,8 +12,9 @@ from vllm.device_allocator.cumem import CuMemAllocator, create_and_map, unmap_an
 
 from pool.blocks import neighbours
 from pool.client import PoolRefused
-from pool.cuda import CudaError, access, checked, imported, map_at
+from pool.cuda import access, checked, imported, map_at
 from pool.devicelink import DeviceAttachment, attach_device, deposit, exchange
+from pool.lent import Mapped
 from pool.messages import Attached, Deposit, Filled, Released, Staged
 from pool.native import Native, Span, compare, native
 from pool.vllm_copyout import copy_out
@@ -44,8 +45,8 @@ class VllmWeights:
         self._own = True
         self._attachment: DeviceAttachment | None = None
         self._neighbours = neighbours([(span.address, span.size) for span in self._native.shared])
-        self._mapped: list[tuple[Span, Any]] = []
-        """The pool's memory: where, and its handle. vLLM knows nothing of it: for vLLM its own is asleep."""
+        self._mapped = Mapped()
+        """The pool's memory. vLLM knows nothing of it: for vLLM its own is asleep."""
         self._loose: str | None = None
         """Whose private tensors lie in this engine's memory."""
 
@@ -69,7 +70,7 @@ class VllmWeights:
     @property
     def bytes_mapped(self) -> int:
         """Of the pool's memory."""
-        return sum(span.size for span, _ in self._mapped)
+        return self._mapped.size_bytes
 
     # ---- own memory -----------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class VllmWeights:
                 except OSError:
                     driver.cuMemRelease(handle)
                     raise
-                self._mapped.append((span, handle))
+                self._mapped.add(span.address, span.size, handle)
             meanwhile()
 
         try:
@@ -138,7 +139,7 @@ class VllmWeights:
             )
             self._copy_private(self._attachment)
         except BaseException:
-            self._unmap()
+            self._mapped.clear()
             if self._attachment is not None:
                 self._attachment.close()
                 self._attachment = None
@@ -163,7 +164,7 @@ class VllmWeights:
         except (
             BaseException
         ):  # also for want of memory on the way to private tensors: one model's beside another's must not stay
-            self._unmap()
+            self._mapped.clear()
             self._attachment.close()
             self._attachment = None
             raise
@@ -175,23 +176,9 @@ class VllmWeights:
         if self._attachment is None:
             return None
         torch.cuda.synchronize()
-        self._unmap()
+        self._mapped.clear()
         attachment, self._attachment = self._attachment, None
         return attachment.release()
-
-    def _unmap(self) -> None:
-        """Raises CudaError for the first that did not go; the others went."""
-        mapped, self._mapped = self._mapped, []
-        failure: CudaError | None = None
-        for span, handle in mapped:
-            try:
-                checked("cuMemUnmap", driver.cuMemUnmap(span.address, span.size))
-                checked("cuMemRelease", driver.cuMemRelease(handle))
-            except CudaError as error:
-                self._mapped.append((span, handle))
-                failure = failure or error
-        if failure is not None:
-            raise failure
 
     def _copy_private(self, attachment: DeviceAttachment) -> None:
         """Tensors that share a segment with scratch lie in memory of our own: bring them there, unless they are there."""

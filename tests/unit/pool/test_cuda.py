@@ -1,6 +1,7 @@
 """What the pool makes of a driver that says no: who hears of it, and that nothing stays. The driver is played."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ FULL, LOST = 2, 719
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`pool.cuda` over the played driver, for this test alone."""
     monkeypatch.syspath_prepend(str(FAKE))
-    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "pool.cuda"):
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "pool.cuda", "pool.lent"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("pool.cuda")
 
@@ -66,6 +67,30 @@ def test_memory_that_cannot_be_mapped_goes_again(cuda: Any, calls: Callable[...,
         gpu.create(2 * MIB)
     assert gpu.free_bytes() == free
     assert made.count("cuMemAddressReserve") - (failing == "cuMemAddressReserve") == made.count("cuMemAddressFree")
+
+
+@pytest.mark.parametrize(("failing", "left"), [("cuMemUnmap", 2 * MIB), ("cuMemRelease", 0)])
+def test_what_of_an_engines_mappings_did_not_go_goes_at_the_next_try_and_nothing_is_done_twice(
+    cuda: Any, calls: Callable[..., list[str]], failing: str, left: int
+) -> None:
+    gpu, mapped = cuda.CudaGpu(0), importlib.import_module("pool.lent").Mapped()
+    for _ in range(2):
+        fd = gpu.export(gpu.create(2 * MIB))
+        address = cuda.checked("cuMemAddressReserve", cuda.driver.cuMemAddressReserve(2 * MIB, 0, 0, 0))
+        handle = cuda.imported(fd)
+        os.close(fd)
+        cuda.map_at(address, 2 * MIB, handle, cuda.access(0, writable=False))
+        mapped.add(address, 2 * MIB, handle)
+    assert mapped.size_bytes == 4 * MIB
+    made = calls(failing, code=LOST)
+    with pytest.raises(OSError, match=failing):
+        mapped.clear()
+    assert mapped.size_bytes == left
+    mapped.clear()
+    mapped.clear()
+    assert mapped.size_bytes == 0
+    for call in ("cuMemUnmap", "cuMemRelease"):
+        assert made.count(call) == 2 + (call == failing)
 
 
 @pytest.mark.parametrize("failing", ["cuMemUnmap", "cuMemAddressFree"])
