@@ -15,6 +15,8 @@ from tests.poolroom import MIB, Daemon, forget, write_safetensors
 def directory() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="ehpool-"))  # short: a socket's path has 107 bytes
     yield made
+    if (log := made / "log").exists():
+        print(log.read_text()[-8000:])  # seen where a test fails
     forget(made)
     shutil.rmtree(made)
 
