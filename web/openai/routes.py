@@ -23,7 +23,8 @@ Prefer = Annotated[
         name="Prefer",
         max_length=200,
         description="`wait=0`: 503 with Retry-After at once if the model is not up, and nothing is loaded for this caller; "
-        "`wait=N`: likewise after N seconds in the queue.",
+        "`wait=N`: likewise after N seconds in the queue. Whatever N is, the plane gives a request up after "
+        "120 s in the queue (600 s where its model climbs).",
     ),
 ]
 

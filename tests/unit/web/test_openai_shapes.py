@@ -5,12 +5,14 @@ import json
 import msgspec
 import pytest
 
+from controlplane.decisions.limits import OVERDUE_MS, QUEUE_DEADLINE_MS
 from controlplane.refusal import Code, Refused
 from web.attempt import Ask
 from web.errors import STATUS, ApiError
 from web.frontend import Finish
 from web.openai import bodies
 from web.openai.chunks import Chunks, comment, whole
+from web.openai.routes import Prefer
 from worker.frontend import request
 
 FINISH = Finish(finish_reason="stop", prompt_tokens=3, completion_tokens=2, chars=5)
@@ -138,3 +140,8 @@ def test_a_field_that_is_not_supported_is_named_with_a_value_in_json_that_is(fie
         bodies.chat(msgspec.json.encode({"model": "a", "messages": [{"role": "user", "content": "x"}], field: value}))
     assert refused.value.param == field
     assert refused.value.message.endswith(cure)
+
+
+def test_what_callers_are_told_of_their_patience_is_what_the_plane_has() -> None:
+    told = str(Prefer.__metadata__[0].description)
+    assert f"{QUEUE_DEADLINE_MS // 1000} s in the queue ({OVERDUE_MS // 1000} s where its model climbs)" in told
