@@ -6,7 +6,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Self, TypeVar
 
 import msgspec
@@ -194,7 +194,9 @@ class Attachment:
 
     def _again(self) -> bool:
         try:
-            channel, _, fds = ask(self._path, self.attached.weight_set, ANSWER_S, left_on=self.attached.device)
+            channel, _, fds = ask(
+                self._path, self.attached.weight_set, ANSWER_S, left_on=self.attached.device, left=self.attached.copies
+            )
         except PoolRefused as refused:
             self.refused = refused
             return True
@@ -221,12 +223,15 @@ def ask(
     device: str | None = None,
     left_on: str | None = None,
     *,
+    left: Mapping[str, int] | None = None,
     beside: tuple[str, ...] = (),
     neighbours: Groups = (),
 ) -> tuple[Channel, Attached, list[int]]:
     channel = Channel.connect(path, deadline_s)
     try:
-        request = Attach(weight_set=weight_set, device=device, left_on=left_on, beside=beside, neighbours=neighbours)
+        request = Attach(
+            weight_set=weight_set, device=device, left_on=left_on, left=dict(left or {}), beside=beside, neighbours=neighbours
+        )
         channel.send(request, deadline_s)
         attached = expect(Attached, channel.receive(replies, deadline_s))
         return channel, attached, channel.receive_fds(attached.descriptors, deadline_s)

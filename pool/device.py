@@ -1,6 +1,7 @@
 """One device as the daemon keeps its books: which sets are on it, for how many, and whose memory another set may take."""
 
 import asyncio
+import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -30,6 +31,8 @@ class Resident:
     """Which of that one's blocks."""
     parts: list["Resident"] = field(default_factory=list)
     """Those whose `base` this is, each one of its holders."""
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    """No other copy, of whatever daemon, is called so."""
 
     @property
     def failed(self) -> bool:
@@ -47,6 +50,13 @@ class Resident:
         lent = self.base.made if self.base is not None else ()
         return (*(lent[which] for which in self.shared), *self.made)
 
+    @property
+    def copies(self) -> dict[str, int]:
+        """Those that an engine maps, with bytes of each; once they are `exported`."""
+        lent = self.base.exported.result().blocks if self.base is not None else []
+        theirs = {self.base.name: sum(lent[which].size for which in self.shared)} if self.base is not None else {}
+        return {**theirs, self.name: self.size_bytes}
+
 
 @dataclass
 class Device:
@@ -58,7 +68,7 @@ class Device:
     """For those who have them, and for nobody else: copies of a set that was found corrupt and has been brought anew, and what
     an engine whose segments lie otherwise has beside `Resident.base`."""
     left: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Sets, and their bytes, of a daemon before this one: how many engines map them."""
+    """Copies, and bytes of them, of daemons before this one: how many engines map those."""
 
     def holds_on_to(self, resident: Resident, newcomer: str) -> str | None:
         """Why the memory of one set can't become another's; None: it can."""
@@ -86,8 +96,16 @@ class Device:
             sets={name: resident.holders for name, resident in self.residents.items()},
             resident_bytes=sum(one.size_bytes for one in (*self.residents.values(), *self.former)),
             registered_bytes=registered_bytes,
-            left_bytes=sum(size for (_, size), engines in self.left.items() if engines),
+            left_bytes=self._left_bytes(),
         )
+
+    def _left_bytes(self) -> int:
+        """Each copy once, however many engines map it; of two that map different parts of one, the larger counts."""
+        sizes = dict[str, int]()
+        for (copy, size), engines in self.left.items():
+            if engines:
+                sizes[copy] = max(sizes.get(copy, 0), size)
+        return sum(sizes.values())
 
     def leave(self, resident: Resident) -> bool:
         """It is not handed out any more. True: its memory is to be freed, by whoever asked."""

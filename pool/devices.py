@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pool.arena import Arena
 from pool.blocks import Groups, alone, cut, fitting, others
@@ -215,11 +215,12 @@ class Devices:
     async def _free(self, device: Device, made: OnDevice) -> int:
         return await device.lane.submit(Turn.NOW, functools.partial(free, device.lane.gpu, made))
 
-    def left(self, manifest: Manifest, uuid: str, change: int) -> None:
-        """An engine that maps what an earlier daemon put on a device has come (1) or gone (-1)."""
+    def left(self, manifest: Manifest, uuid: str, copies: Mapping[str, int], change: int) -> None:
+        """An engine that maps what an earlier daemon put on a device has come (1) or gone (-1). copies: as in `Attach.left`."""
         if (device := self._devices.get(uuid)) is not None:
-            size = sum(manifest.segments[: len(manifest.segments) - manifest.host_segments])
-            device.left[manifest.weight_set, size] += change
+            whole = sum(manifest.segments[: len(manifest.segments) - manifest.host_segments])
+            for copy, size in (copies or {manifest.weight_set: whole}).items():
+                device.left[copy, size] += change
 
     async def describe(self) -> tuple[DeviceState, ...]:
         """Raises Refused (`device_silent`)."""

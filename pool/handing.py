@@ -25,7 +25,7 @@ async def attach(channel: AsyncChannel, request: Attach, held: References, arena
         host_segments=manifest.host_segments, device=request.device, in_place=request.over is not None,
     )  # fmt: skip
     if request.left_on is not None:
-        held.left(manifest, request.left_on)
+        held.left(manifest, request.left_on, request.left)
     if request.device is None:
         await hand_over(channel, attached, arena.open(manifest))
         return
@@ -61,7 +61,7 @@ async def _send_device(
             one.filled.result()
     lent = [made[0].fds[which] for which in resident.shared]
     handed = dict(sorted(zip(resident.blocks, (*lent, *made[-1].fds), strict=True)))  # by their first segments
-    attached = msgspec.structs.replace(attached, blocks=tuple(handed))
+    attached = msgspec.structs.replace(attached, blocks=tuple(handed), copies=resident.copies)
     copies = [] if attached.in_place else copied(handed.values())  # ours are closed when a copy fails
     try:
         fds = arena.open(manifest)

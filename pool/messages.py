@@ -46,6 +46,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     and expects one descriptor a segment, in order."""
     left_on: str | None = None
     """UUID: this process maps the set there, in memory of a daemon before this one: counted, and handed out to nobody."""
+    left: dict[str, int] = {}
+    """With `left_on`: `Attached.copies` of then. Empty: that daemon was built before there were any."""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -148,6 +150,9 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The device's memory is what was mapped before: not to be read until `Filled`."""
     blocks: Groups = ()
     """On a device: the segments that each descriptor covers, side by side in this order. Empty: one a segment."""
+    copies: dict[str, int] = {}
+    """On a device: the copies of the set there that the descriptors are of, each with a name that no other ever has, and bytes
+    of each. A set may be there more than once."""
 
     @property
     def covered(self) -> Groups:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from pool.blocks import Groups
 from pool.device import Resident
@@ -21,7 +21,7 @@ class References:
         self._residency, self._devices, self._remove = residency, devices, remove
         self._host: Counter[str] = Counter()
         self._on_device: dict[tuple[str, str], list[Resident]] = {}
-        self._left: list[tuple[Manifest, str]] = []
+        self._left: list[tuple[Manifest, str, Mapping[str, int]]] = []
 
     def hold(self, weight_set: str) -> Manifest:
         manifest = self._residency.hold(weight_set)
@@ -46,10 +46,10 @@ class References:
         await self._let_go(over)
         return resident
 
-    def left(self, manifest: Manifest, device: str) -> None:
+    def left(self, manifest: Manifest, device: str, copies: Mapping[str, int]) -> None:
         """On a device, put there by a daemon before this one."""
-        self._devices.left(manifest, device, 1)
-        self._left.append((manifest, device))
+        self._devices.left(manifest, device, copies, 1)
+        self._left.append((manifest, device, copies))
 
     async def release(self, weight_set: str, device: str | None) -> Released:
         """Raises Refused (`unknown_set`) when this connection does not hold it."""
@@ -77,8 +77,8 @@ class References:
                     await self._devices.release(weight_set, device, held.pop())
                 except OSError as error:  # a device that is lost; all else that is held goes
                     log.warning("not_freed", extra={"weight_set": weight_set, "device": device, "why": str(error)})
-        for manifest, device in self._left:
-            self._devices.left(manifest, device, -1)
+        for manifest, device, copies in self._left:
+            self._devices.left(manifest, device, copies, -1)
         for weight_set in list(self._host):
             while self._host[weight_set]:
                 await self._let_go(weight_set)

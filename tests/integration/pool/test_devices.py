@@ -412,6 +412,36 @@ async def test_what_a_dead_daemon_left_on_a_device_is_counted_for_as_long_as_an_
                 await asyncio.sleep(0.01)
 
 
+async def test_a_set_that_two_dead_daemons_left_is_counted_for_each_copy_and_a_shared_copy_once(tmp_path: Path) -> None:
+    whole = SHARED + 2 * MIB
+    async with opened(tmp_path, FakeGpu()) as room:
+        weight_set = await room.deposit()
+        first = await room.attach(weight_set)
+    async with opened(tmp_path, FakeGpu()) as room:
+        await until_left(room, whole)
+        second, third = await room.attach(weight_set), await room.attach(weight_set)
+        assert second.attached.copies == third.attached.copies != first.attached.copies
+    async with opened(tmp_path, FakeGpu()) as room:
+        await until_left(room, 2 * whole, engines=3)
+        await asyncio.to_thread(second.close)
+        await until_left(room, 2 * whole, engines=2)  # the third has that copy still
+        await asyncio.to_thread(third.close)
+        await until_left(room, whole)
+        await asyncio.to_thread(first.close)
+        await until_left(room, 0)
+
+
+async def until_left(room: Room, size: int, *, engines: int | None = None) -> None:
+    """`engines`: that hold the set, all together."""
+    async with asyncio.timeout(20):
+        while True:
+            described = await room.described()
+            held = sum(one.mapped_by for one in described.sets)
+            if described.devices[0].left_bytes == size and engines in (None, held):
+                return
+            await asyncio.sleep(0.01)
+
+
 # ---- one set in another's place --------------------------------------------------------------------------------
 
 
