@@ -29,7 +29,7 @@ class Checks:
         self._thread.shutdown()
 
     async def verify(self, channel: AsyncChannel, weight_set: str) -> None:
-        manifest = self._residency.find(weight_set).manifest
+        manifest, edition = self._residency.find(weight_set).manifest, self._residency.edition(weight_set)
         progress = Progress()
         checking = asyncio.ensure_future(asyncio.to_thread(self._compare, manifest, progress))
         try:
@@ -38,13 +38,13 @@ class Checks:
             progress.cancel()
             await asyncio.wait([checking])
             raise
-        await self._condemn(weight_set, bad)
+        await self._condemn(weight_set, bad, edition)
         await send(channel, Verified(weight_set=weight_set, bad=bad))
 
     async def all(self, manifests: list[Manifest]) -> None:
         """One after the other, at the lowest priority."""
         for manifest in manifests:
-            progress = Progress()
+            progress, edition = Progress(), self._residency.edition(manifest.weight_set)
             try:
                 bad = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, manifest, progress)
             except asyncio.CancelledError:
@@ -55,7 +55,7 @@ class Checks:
             except Exception:
                 log.exception("check_failed", extra={"weight_set": manifest.weight_set})
                 continue
-            await self._condemn(manifest.weight_set, bad)
+            await self._condemn(manifest.weight_set, bad, edition)
         log.info("checked", extra={"sets": len(manifests)})
 
     def _compare(self, manifest: Manifest, progress: Progress) -> tuple[str, ...]:
@@ -66,11 +66,11 @@ class Checks:
         finally:
             close_all(fds)
 
-    async def _condemn(self, weight_set: str, bad: tuple[str, ...]) -> None:
+    async def _condemn(self, weight_set: str, bad: tuple[str, ...], edition: object) -> None:
         if not bad:
             return
         log.error("corrupt", extra={"weight_set": weight_set, "bad": bad})
-        if self._residency.condemn(weight_set, bad):
+        if self._residency.condemn(weight_set, bad, edition):
             await self._remove(weight_set)
 
 

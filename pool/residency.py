@@ -26,6 +26,8 @@ class Resident:
     bad: tuple[str, ...] = ()
     leaving: bool = False
     """A drop is looking for processes that map it; attaching is refused meanwhile, staging its source again keeps it."""
+    edition: object = field(default_factory=object)
+    """Stands for its files as they are; another one once they were brought anew."""
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Residency:
     def add(self, manifest: Manifest) -> None:
         """A new set, or a sound copy in the place of a corrupt one."""
         if (known := self.sets.get(manifest.weight_set)) is not None:
-            known.manifest, known.bad = manifest, ()
+            known.manifest, known.bad, known.edition = manifest, (), object()
         else:
             self.sets[manifest.weight_set] = Resident(manifest)
         self.dropped.pop(manifest.weight_set, None)
@@ -155,9 +157,15 @@ class Residency:
             while len(self.dropped) > _REMEMBERED:
                 del self.dropped[next(iter(self.dropped))]
 
-    def condemn(self, weight_set: str, bad: tuple[str, ...]) -> bool:
-        """Nobody gets this set any more. True if nobody holds it: it is to be removed."""
-        if (resident := self.sets.get(weight_set)) is None:
+    def edition(self, weight_set: str) -> object:
+        """See `Resident.edition`; None: it is not there."""
+        resident = self.sets.get(weight_set)
+        return resident.edition if resident is not None else None
+
+    def condemn(self, weight_set: str, bad: tuple[str, ...], edition: object) -> bool:
+        """Nobody gets this set any more, unless it was brought anew since somebody began to look at that edition. True if
+        nobody holds it: it is to be removed."""
+        if (resident := self.sets.get(weight_set)) is None or resident.edition is not edition:
             return False
         resident.bad = bad
         return not resident.holders

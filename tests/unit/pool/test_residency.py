@@ -81,7 +81,7 @@ def test_a_corrupt_set_goes_with_its_last_holder() -> None:
     books = Residency(1000)
     books.add(manifest())
     books.hold("ws_a")
-    assert not books.condemn("ws_a", ("w",))
+    assert not books.condemn("ws_a", ("w",), books.edition("ws_a"))
     with refused("corrupt"):
         books.hold("ws_a")
     assert books.by_origin(WHERE) is None
@@ -98,7 +98,7 @@ def test_a_sound_copy_takes_the_place_of_a_corrupt_one_and_keeps_its_holders() -
     books = Residency(1000)
     books.add(manifest())
     books.hold("ws_a")
-    books.condemn("ws_a", ("w",))
+    books.condemn("ws_a", ("w",), books.edition("ws_a"))
     books.add(manifest())
     assert books.sets["ws_a"].holders == 1
     assert not books.release("ws_a")
@@ -117,8 +117,8 @@ def test_only_the_last_corrupt_sets_are_remembered() -> None:
     books = Residency(10**9)
     for number in range(150):
         books.add(manifest(f"ws_{number}"))
-        assert books.condemn(f"ws_{number}", ("w",))
+        assert books.condemn(f"ws_{number}", ("w",), books.edition(f"ws_{number}"))
         books.remove(f"ws_{number}")
     assert len(books.dropped) == 100
     assert "ws_149" in books.dropped
-    assert not books.condemn("ws_0", ("w",))
+    assert not books.condemn("ws_0", ("w",), books.edition("ws_0"))

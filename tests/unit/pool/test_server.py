@@ -45,7 +45,7 @@ async def test_a_sound_copy_is_not_buried_with_the_corrupt_one_whose_place_it_ta
     name = await staged(server, source)
     engine = References(server.residency, server.devices, server._remove)
     engine.hold(name)
-    assert not server.residency.condemn(name, ("w",)), "it is held"
+    assert not server.residency.condemn(name, ("w",), server.residency.edition(name)), "it is held"
     publish, leaving = server.arena.publish, list[asyncio.Future[None]]()
 
     def and_the_last_holder_goes(draft: Draft, of: Manifest) -> None:
@@ -60,3 +60,27 @@ async def test_a_sound_copy_is_not_buried_with_the_corrupt_one_whose_place_it_ta
     assert (root / name).is_dir()
     for fd in server.arena.open(resident.manifest):
         os.close(fd)
+
+
+async def test_what_is_found_in_files_that_are_gone_is_not_held_against_those_that_took_their_place(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon looks through its sets for minutes; somebody may have found it first, and staged the source again."""
+    (root := tmp_path / "root").mkdir()
+    server, loop = Server(Arena(root), Residency(64 * MIB)), asyncio.get_running_loop()
+    name = await staged(server, source)
+    manifest = server.residency.find(name).manifest
+
+    async def anew() -> None:
+        assert server.residency.condemn(name, ("w",), server.residency.edition(name))
+        assert await server._remove(name)
+        assert await staged(server, source) == name
+
+    def compared(*_: object) -> tuple[str, ...]:
+        asyncio.run_coroutine_threadsafe(anew(), loop).result(30)
+        return ("w",)
+
+    monkeypatch.setattr(server.checks, "_compare", compared)
+    await server.checks.all([manifest])
+    assert not server.residency.find(name).bad
+    server.checks.close()
