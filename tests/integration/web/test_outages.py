@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ import pytest
 
 from compose.embedded.nats import EmbeddedNats
 from controlplane.plane import Plane
+from controlplane.reservation import Reservation
 from tests.integration.web.house import REPOSITORY, STOP_S, House, opened, until
 from web.tokens import new_token
 
@@ -79,7 +79,8 @@ async def test_a_queued_request_outlives_a_restart_of_nats(own: House, nats: Emb
 
 async def test_a_web_process_that_starts_first_becomes_ready_by_itself(plane: Plane, nats: EmbeddedNats) -> None:
     await nats.stop()
-    plane = msgspec.structs.replace(plane, nats_url=nats.url, nats_token=nats.token, web_port=_free_port())
+    kept = Reservation("127.0.0.1")
+    plane = msgspec.structs.replace(plane, nats_url=nats.url, nats_token=nats.token, web_port=kept.port)
     plane.write()
     token = await new_token(plane.postgres_url, "early")
     with (Path(plane.data) / "web.log").open("ab") as log:
@@ -135,10 +136,3 @@ async def _status(client: httpx.AsyncClient, path: str, status: int) -> bool:
         return (await client.get(path)).status_code == status
     except httpx.TransportError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
