@@ -145,7 +145,8 @@ async def test_c14_what_can_never_fit_is_refused_with_both_numbers_and_moves_nob
     assert "needs 80.0 MiB" in answer.json()["message"]
     with pytest.raises(openai.NotFoundError):
         await narrow.chat("big")
-    assert await narrow.events(after=before) == []
+    moved = {one.type for one in await narrow.events(after=before)} - {"NodeFellSilent", "NodeHeardAgain"}  # a busy machine's
+    assert moved == set()
     assert await narrow.serving("a")
 
 

@@ -32,9 +32,8 @@ def test_one_that_somebody_listens_on_is_not_to_be_had() -> None:
         Reservation("127.0.0.1", server.getsockname()[1])
 
 
-def test_it_is_free_afterwards() -> None:
+def test_it_is_given_up_once() -> None:
     with Reservation("127.0.0.1") as kept:
-        pass
+        assert kept.close.alive
+    assert not kept.close.alive
     kept.close()
-    with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", kept.port))
