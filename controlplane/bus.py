@@ -79,10 +79,19 @@ class Bus:
                 connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
                 try:
                     await asyncio.shield(connecting)
-                finally:
-                    connecting.cancel()
+                except BaseException:
+                    await self._give_up(connecting)
+                    raise
         except (TimeoutError, nats.errors.Error, OSError) as error:
             _unavailable(f"NATS at {plane.nats_url} does not answer within {deadline_s} s: {error!r}", error)
+
+    async def _give_up(self, connecting: "asyncio.Task[None]") -> None:
+        """Leave no connection behind that is half made."""
+        await asyncio.sleep(0)  # a client that has not begun can't be closed
+        while not connecting.done():
+            connecting.cancel()
+            await asyncio.wait([connecting], timeout=1)
+        await self.close()
 
     async def command(self, subject: str, order: Order, *, timeout_s: float = 5.0) -> Answer:
         """Ask the decider. Raises Refused: its refusal, or UNAVAILABLE when nobody answers in time.

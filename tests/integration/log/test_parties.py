@@ -114,6 +114,30 @@ async def test_a_wrong_password_is_refused(plane: Plane) -> None:
         await Bus.connect(forged, "web", WEB, deadline_s=2)
 
 
+@pytest.mark.parametrize("deadline_s", [0.3, 30])
+async def test_who_gives_up_connecting_leaves_no_connection(deadline_s: float) -> None:
+    """A server that takes connections and says nothing."""
+    left: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left.put_nowait(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        connecting = asyncio.create_task(
+            Bus.connect(Plane(data="", postgres_url="", nats_url=url), "web", WEB, deadline_s=deadline_s)
+        )
+        async with asyncio.timeout(20):
+            assert await left.get() == b"", "it has seen that somebody listens"
+        if deadline_s > 1:
+            connecting.cancel()
+        await asyncio.wait([connecting], timeout=20)
+        assert connecting.cancelled() or isinstance(connecting.exception(), Refused)
+        async with asyncio.timeout(20):
+            assert await left.get() == b""
+
+
 @pytest.mark.parametrize("party", [WEB, READER, OPERATOR, node("n1")])
 async def test_every_party_follows_events_and_nodes_answer(plane: Plane, party: str) -> None:
     decider = await Bus.connect(plane, "decider", DECIDER)
