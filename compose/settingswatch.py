@@ -54,8 +54,9 @@ class SettingsWatch:
         self._unkept = False
         self._idle: tuple[str, ...] = ()
 
-    async def apply(self, settings: Settings) -> None:
-        """Send models and limits to the decider, which applies the difference. Raises Refused."""
+    async def apply(self, settings: Settings) -> int:
+        """Send models and limits to the decider, which applies the difference; returns the position of the last event of it
+        (0: there was none). Raises Refused."""
         self._running = self._running or settings.node
         limits = _limits(settings.node, self._plane)
         command = ApplySettings(
@@ -65,7 +66,7 @@ class SettingsWatch:
         async with asyncio.timeout(APPLY_S):
             while True:
                 try:
-                    await self._bus.command(COMMAND_OPERATOR, order)
+                    answer = await self._bus.command(COMMAND_OPERATOR, order)
                     break
                 except Refused as refused:
                     if refused.code is not Code.UNAVAILABLE:
@@ -75,6 +76,7 @@ class SettingsWatch:
         await self._keep()
         self._tell_later(self._running, settings.node)
         await self._tell_idle_pins(limits.image_pins)
+        return answer.position
 
     async def _keep(self) -> None:
         """Write the limits down for the worker that starts next. On a full disk they count all the same; it is tried again."""

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import nats.errors
 import nats.js.errors
 from litestar import Request, Response, get
+from litestar.params import QueryParameter
 
 from controlplane import ids
 from controlplane.bus import Bus
@@ -97,9 +98,18 @@ async def livez() -> Response[bytes]:
 
 
 @get("/readyz", summary="Whether it can serve, and if not why not", tags=["Health"])
-async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
-    health: Health = request.app.state.services.health
+async def readyz(
+    request: Request[Any, Any, Any],
+    after: Annotated[
+        int, QueryParameter(ge=0, le=2**62, description="Not before the event of this position is seen here.")
+    ] = 0,
+) -> Response[bytes]:
+    services = request.app.state.services
+    health: Health = services.health
     state = await health.state()
+    if (position := services.view.fleet.position) < after:
+        unseen = f"the view is at event {position}, and not yet at {after}"
+        state = msgspec.structs.replace(state, ready=False, reasons=(*state.reasons, unseen), position=position)
     headers = {} if state.ready else {"retry-after": "1"}
     body = msgspec.json.encode(state)
     return Response(body, status_code=200 if state.ready else 503, headers=headers, media_type="application/json")

@@ -127,6 +127,17 @@ async def test_without_postgres_a_token_is_503_never_401(house: House, monkeypat
     assert (await house.client.get("/v1/models")).status_code == 200
 
 
+async def test_who_waits_for_an_event_is_told_when_it_is_seen(house: House) -> None:
+    await house.register("awaited")
+    seen = house.services.view.fleet.position
+    assert (await house.client.get(f"/readyz?after={seen}")).status_code == 200
+    later = await house.client.get("/readyz?after=4000000000")
+    assert later.status_code == 503 and later.json()["ready"] is False
+    assert later.json()["reasons"] == [f"the view is at event {house.services.view.fleet.position}, and not yet at 4000000000"]
+    assert (await house.client.get("/readyz")).json()["ready"] is True
+    assert (await house.client.get("/readyz?after=-1")).status_code == 400
+
+
 async def _ready(house: House) -> bool:
     return (await house.client.get("/readyz")).status_code == 200
 
