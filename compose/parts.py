@@ -1,6 +1,8 @@
 """The parts of a plane that `up` keeps running, and how each is started."""
 
+import contextlib
 import fcntl
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -89,16 +91,25 @@ def _pool(plane: Plane) -> ChildSpec:
 
 
 def holder_of(lock: Path) -> Identity | None:
-    """The process that holds this lock, by the pid that it has written there; None: nobody does."""
-    try:
-        with lock.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return Identity.of(int(file.read(32)))
-    except (FileNotFoundError, ValueError):  # it has it since this very moment, and has yet to write
-        pass
+    """The process that holds this lock: by the pid that it has written there, and that process has the file open. None: nobody
+    does, or it has yet to write, and the pid is that of an earlier one, which may be anybody's by now."""
+    with contextlib.suppress(OSError, ValueError), lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = Identity.of(int(file.read(32)))
+            return holder if holder is not None and _has_open(holder.pid, file.fileno()) else None
     return None
+
+
+def _has_open(pid: int, descriptor: int) -> bool:
+    """Whether a process has the file open that this descriptor of ours is of. Raises OSError."""
+    wanted = os.fstat(descriptor)
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed by now
+            if os.path.samestat(entry.stat(), wanted):
+                return True
+    return False
 
 
 def ready_bytes(plane: Plane) -> int:

@@ -239,3 +239,23 @@ async def test_a_survivor_whose_pid_was_not_kept_is_adopted_too(supervisor: Supe
         survivor.kill()
         survivor.wait()
     assert holder_of(lock) is None
+
+
+async def test_a_stranger_who_has_the_pid_of_an_earlier_holder_is_not_taken_for_the_one_who_holds_it_now(
+    tmp_path: Path,
+) -> None:
+    lock, taken = tmp_path / "lock", tmp_path / "taken"
+    holding = "import fcntl, sys, time; f = open(sys.argv[1], 'r'); fcntl.flock(f, 2); open(sys.argv[2], 'w'); time.sleep(600)"
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    lock.write_text(str(stranger.pid))
+    holder = subprocess.Popen([sys.executable, "-c", holding, str(lock), str(taken)])
+    try:
+        await until(taken.exists)
+        assert holder_of(lock) is None
+        lock.write_text(str(holder.pid))
+        found = holder_of(lock)
+        assert found is not None and found.pid == holder.pid
+    finally:
+        for one in (stranger, holder):
+            one.kill()
+            one.wait()
