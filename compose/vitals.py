@@ -9,7 +9,7 @@ from compose.vigil import Condition, Vitals
 _STATES: Final[dict[str, Condition]] = {
     "R": "runs", "D": "disk", "T": "stopped", "t": "traced",
 }  # fmt: skip
-_PARENT, _USER, _SYSTEM = 1, 11, 12
+_PARENT, _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 1, 11, 12, 13, 14
 """Places after the name in /proc/PID/stat."""
 
 
@@ -23,6 +23,7 @@ def vitals(pid: int) -> Vitals | None:
         busy = {_STATES.get(fields[0], "waits") for fields in family}
         state = "runs" if "runs" in busy else "disk" if "disk" in busy else "waits"
     ticks = sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in family)
+    ticks += int(own[_CHILDREN_USER]) + int(own[_CHILDREN_SYSTEM])  # else the end of a child would take away what it had used
     return Vitals(state, ticks / os.sysconf("SC_CLK_TCK"))
 
 

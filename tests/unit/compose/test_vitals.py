@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from compose.vitals import vitals
 
 SLEEPS = "import time; time.sleep(600)"
 SPINS = "while True: pass"
+USES = "import time\nwhile time.process_time() < 0.5: pass"
+CHILD_ENDS = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {USES!r}]); time.sleep(600)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}])"
 
 
@@ -48,6 +51,18 @@ async def test_one_that_waits_one_that_runs_and_one_that_is_stopped() -> None:
 async def test_who_waits_for_a_child_that_works_works() -> None:
     with process(PARENT) as parent:
         await until(parent, "runs")
+
+
+async def test_what_a_child_has_used_is_not_lost_with_its_end() -> None:
+    with process(CHILD_ENDS) as parent:
+        async with asyncio.timeout(30):
+            while (seen := vitals(parent)) is None or seen.cpu_s < 0.3:
+                await asyncio.sleep(0.01)
+            while Path(f"/proc/{parent}/task/{parent}/children").read_text():
+                await asyncio.sleep(0.01)
+        after = vitals(parent)
+        assert after is not None
+        assert after.cpu_s >= seen.cpu_s
 
 
 def test_one_that_is_gone_has_none() -> None:
