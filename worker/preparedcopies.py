@@ -22,6 +22,9 @@ from worker.sources import leaving
 
 GRACE_S: Final = 600.0
 """Who takes a model out of the settings for a moment does not want 60 GB fetched again."""
+PAUSE_S: Final = 60.0
+"""Before each look. A start first applies its settings, which may name again what nothing needed when the last plane ended; and
+what switches models in milliseconds must not pay for a look each time."""
 UNNEEDED: Final = "unneeded.json"
 """In `DIR/models`: name -> Unix seconds since when nothing needs it, so that planes that live shorter than that sweep, too."""
 
@@ -33,14 +36,16 @@ class PreparedCopies:
 
     def __init__(self, data: Path, shelf: Shelf, desired: Callable[[], Desired], used: Callable[[], list[str]]) -> None:
         self._models, self._shelf, self._desired, self._used = data / "models", shelf, desired, used
-        self._looked: tuple[object, object] | None = None
+        self._looked: tuple[object, ...] | None = None
+        self._since: dict[str, float] | None = None
+        """As `note` has it, whether or not the disk had room for it; None: not looked yet."""
         self._changed = asyncio.Event()
         self._sweeping: asyncio.Task[None] | None = None
 
     def follow(self) -> None:
-        """Look at the newest fold: whenever models or instances are others, see what may go."""
+        """Look at the newest fold: whenever models, instances or images are others, see what may go."""
         desired = self._desired()
-        looked = (desired.models, desired.instances)
+        looked = (desired.models, desired.instances, desired.images)
         if self._looked is not None and all(new is old for new, old in zip(looked, self._looked, strict=True)):
             return
         self._looked = looked
@@ -56,6 +61,7 @@ class PreparedCopies:
     async def _sweep(self) -> None:
         """Until nothing is left that waits to be removed."""
         while True:
+            await self._pause()
             self._changed.clear()
             wait_s: float | None = None
             try:
@@ -69,10 +75,13 @@ class PreparedCopies:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
 
+    async def _pause(self) -> None:
+        await asyncio.sleep(PAUSE_S)
+
     async def _swept(self) -> float | None:
         """Remove what nothing has needed for long enough. Seconds until the next is due, if there is one. Raises OSError."""
         unneeded = await self._unneeded()
-        since = await asyncio.to_thread(noted, self._models, unneeded)
+        since = await self._noted(unneeded)
         due = [name for name in unneeded if time.time() - since[name] >= GRACE_S]
         if due:
             async with self._shelf.still():
@@ -82,8 +91,20 @@ class PreparedCopies:
                 size = await asyncio.to_thread(leaving.size_bytes, path)
                 await asyncio.to_thread(shutil.rmtree, path)
                 log.info("prepared_source_removed", source=name, freed=human_bytes(size), freed_bytes=size)
-            since = await asyncio.to_thread(noted, self._models, unneeded - set(due))
+            since = await self._noted(unneeded - set(due))
         return max(0.0, min(since.values()) + GRACE_S - time.time()) if since else None
+
+    async def _noted(self, unneeded: set[str]) -> dict[str, float]:
+        """Since when nothing needs them. A disk too full to keep that is the last reason to remove nothing."""
+        if self._since is None:
+            self._since = await asyncio.to_thread(unneeded_since, self._models)
+        known, now = self._since, time.time()
+        self._since = {name: min(known.get(name, now), now) for name in sorted(unneeded)}
+        try:
+            await asyncio.to_thread(note, self._models, self._since)
+        except OSError as error:
+            log.warning("unneeded_not_noted", reason=str(error))
+        return self._since
 
     async def _unneeded(self) -> set[str]:
         there = await asyncio.to_thread(leaving.prepared, self._models)
@@ -129,16 +150,13 @@ def _paths(pid: int) -> Iterable[str]:
     return ()
 
 
-def noted(models: Path, unneeded: set[str]) -> dict[str, float]:
-    """Since when nothing needs them, by Unix seconds; written down for the next worker. Raises OSError."""
-    file, now = models / UNNEEDED, time.time()
-    known = unneeded_since(models)
-    since = {name: min(known.get(name, now), now) for name in sorted(unneeded)}
-    if since != known:
+def note(models: Path, since: dict[str, float]) -> None:
+    """Write down for the next worker since when nothing needs them, by Unix seconds. Raises OSError."""
+    if since != unneeded_since(models):
+        file = models / UNNEEDED
         draft = file.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(since))
         draft.replace(file)
-    return since
 
 
 def unneeded_since(models: Path) -> dict[str, float]:

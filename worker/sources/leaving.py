@@ -56,7 +56,8 @@ def _named(spec: ModelSpec, models: Path) -> set[str]:
         size = int(spec.arguments.get("weight_bytes", WEIGHT_BYTES))
         return {pretended(spec.source.removeprefix("fake:") or spec.name, size)}
     named = [str(source) for source in (spec.source, spec.arguments.get("draft_model")) if source is not None]
-    return {fetched(source) for source in named if source.startswith("hf:")} | within(models, named)
+    resolved = [os.path.realpath(source) for source in named if os.path.isabs(source)]  # a link may lead into ours
+    return {fetched(source) for source in named if source.startswith("hf:")} | within(models, [*named, *resolved])
 
 
 def within(models: Path, paths: Iterable[str]) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from compose import checks
 from pool.place import abandoned, claim, place
-from worker.preparedcopies import noted
+from worker.preparedcopies import note
 
 
 def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure(
@@ -39,7 +39,7 @@ def test_prepared_sources_are_named_with_their_bytes_and_those_that_nothing_need
         (tmp_path / "models" / name / "model.safetensors").write_bytes(bytes(2 << 20))
     (found,) = checks._sources(tmp_path)
     assert found.verdict == "ok" and "2 prepared copies of models' sources (4.0 MiB)" in found.found
-    noted(tmp_path / "models", {f"hf-{'a' * 24}"})
+    note(tmp_path / "models", {f"hf-{'a' * 24}": 1000.0})
     (found,) = checks._sources(tmp_path)
     assert found.verdict == "note" and "nothing needs 1 (2.0 MiB)" in found.found and "10 minutes" in found.cure
 

@@ -15,9 +15,9 @@ from controlplane.rungs import Rung
 from controlplane.spec import ModelSpec
 from tests.unit.worker.test_draft_model import FACTS
 from worker import preparedcopies
-from worker.desired import Desired, Wanted
+from worker.desired import Desired, Wanted, Wish
 from worker.moves import Goal
-from worker.preparedcopies import PreparedCopies, at_work, noted, unneeded_since
+from worker.preparedcopies import PreparedCopies, at_work, note, unneeded_since
 from worker.shelf import Shelf, Shelved
 from worker.sources import leaving
 from worker.sources.identity import identity
@@ -33,6 +33,11 @@ def model(source: str, name: str = "a", **more: Any) -> Model:
     arguments = more.pop("arguments", {})
     spec = ModelSpec(name=name, source=source, engine=more.pop("engine", "transformers"), arguments=arguments)
     return Model(model=name, spec=spec, revision=1, origin="api", registered_ms=0, facts=FACTS, **more)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparedcopies, "PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -87,6 +92,13 @@ def test_a_source_that_is_itself_a_prepared_one_stays(models: Path) -> None:
     assert leaving.needed([model(str(models / fetched(HUB))).spec], models, [fetched(HUB)]) == {fetched(HUB)}
 
 
+def test_a_source_that_is_a_link_to_a_prepared_one_keeps_that(models: Path, tmp_path: Path) -> None:
+    put(models, fetched(HUB))
+    (tmp_path / "link").symlink_to(models / fetched(HUB))
+    (models / fetched(HUB) / "config.json").write_text("{}")
+    assert leaving.needed([model(str(tmp_path / "link")).spec], models, [fetched(HUB)]) == {fetched(HUB)}
+
+
 class Still(Shelf):
     def __init__(self, *found: Shelved) -> None:
         super().__init__(None, "/nowhere")  # type: ignore[arg-type]
@@ -130,8 +142,8 @@ async def test_one_goes_when_its_model_is_retired_and_its_last_instance_is_gone(
         context_tokens=0, max_num_seqs=0,
     )  # fmt: skip
     elsewhere = replace(known, source_dir="/not/mounted")
-    for name, note in (("1", known), ("2", elsewhere)):
-        (models / f"inspected-{name}.json").write_bytes(msgspec.json.encode(note))
+    for name, found in (("1", known), ("2", elsewhere)):
+        (models / f"inspected-{name}.json").write_bytes(msgspec.json.encode(found))
     house = House(models)
     assert await house.look(models=Map({"a": model(HUB)}), instances=up("a")) == {fetched(HUB)}
     gone = Map({"a": model(HUB, retired=True)})
@@ -171,10 +183,45 @@ async def test_nothing_goes_before_the_grace_is_over_and_the_next_worker_does_no
 
 async def test_one_that_is_needed_again_in_time_stays_and_its_grace_begins_anew(models: Path) -> None:
     put(models, fetched(HUB))
-    assert set(noted(models, {fetched(HUB)})) == {fetched(HUB)}
+    note(models, {fetched(HUB): 1000.0})
     house = House(models)
     assert await house.look(models=Map({"a": model(HUB)})) == {fetched(HUB)}
     assert unneeded_since(models) == {}
+
+
+async def test_what_the_settings_of_a_start_name_again_stays_however_long_ago_it_was_needed(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(models, fetched(HUB))
+    note(models, {fetched(HUB): 1000.0})
+    house, paused, go = House(models), asyncio.Event(), asyncio.Event()
+
+    async def pause() -> None:
+        paused.set()
+        await go.wait()
+
+    monkeypatch.setattr(house.copies, "_pause", pause)
+    house.copies.follow()
+    await asyncio.wait_for(paused.wait(), 20)
+    assert leaving.prepared(models) == {fetched(HUB)}
+    go.set()
+    assert await house.look(models=Map({"a": model(HUB)})) == {fetched(HUB)}
+    assert unneeded_since(models) == {}
+
+
+async def test_a_disk_too_full_to_note_what_nothing_needs_gets_room_all_the_same(models: Path, at_once: None) -> None:
+    put(models, fetched(HUB))
+    (models / preparedcopies.UNNEEDED).with_suffix(".new").mkdir()  # nothing can be written there
+    assert await House(models).look() == set()
+
+
+async def test_the_end_of_an_image_is_a_reason_to_look(models: Path, at_once: None) -> None:
+    put(models, fetched(HUB))
+    house = House(models)
+    house.used = [f"{models}/{fetched(HUB)}/model.safetensors"]
+    assert await house.look(images=Map({"img_1": Wish(pinned=True)})) == {fetched(HUB)}
+    house.used = []
+    assert await house.look(images=Map()) == set()
 
 
 async def test_a_model_that_was_registered_while_sources_were_prepared_keeps_its_own(models: Path, at_once: None) -> None:
