@@ -35,7 +35,7 @@ async def test_a_retired_models_weights_leave_the_pool_once_nobody_maps_them(pla
 async def test_a_retired_models_source_leaves_the_disk_once_no_engine_was_started_with_it(
     plane: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparedcopies, "GRACE_S", 0.0)
+    at_once(monkeypatch)
     await plane.register("a")
     await plane.register("b")
     up = await plane.load("a")
@@ -58,9 +58,14 @@ async def test_what_a_dead_worker_left_to_be_removed_is_removed_by_the_next(
     await plane.register("a")
     await plane.worker.vanish()
     plane.fleet = Fleet()
-    monkeypatch.setattr(preparedcopies, "GRACE_S", 0.0)
+    at_once(monkeypatch)
     await plane.restart_worker()
     await plane.until(lambda: not list((plane.data / "models").glob("*fake-*")))
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparedcopies, "GRACE_S", 0.0)
+    monkeypatch.setattr(preparedcopies, "PAUSE_S", 0.0)
 
 
 def name_of_fake(source: Path) -> str:
