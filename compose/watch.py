@@ -56,7 +56,7 @@ async def watch(child: Child | ServerChild, ask: Ask, limits: Patience, standsti
         sign = await _asked(child, ask, pid, limits.answer)
         if sign is False and standstill.within(began, uptime_s()):
             sign = None
-        seen = vitals(pid) if sign is False else None
+        seen = _seen(child, pid) if sign is False else None
         if child.state.pid != pid:  # it has ended meanwhile, and its keeper knows
             continue
         if seen is not None:
@@ -75,11 +75,20 @@ async def watch(child: Child | ServerChild, ask: Ask, limits: Patience, standsti
 async def _missed(child: Child | ServerChild, pid: int, vigil: Vigil, seen: Vitals) -> None:
     """Show that it is silent; end it if that has lasted too long."""
     verdict = vigil.missed(uptime_s(), seen)
-    if child.silent(vigil.silent_s):
+    if vigil.silent_s and child.silent(vigil.silent_s):  # one that is excused for once has not answered either
         log.warning("child_silent", child=child.name, pid=pid, silent_s=round(vigil.silent_s), process=seen.state)
     if verdict is not None:
         log.error("child_lost", child=child.name, pid=pid, reason=verdict)
         await child.give_up(verdict)
+
+
+def _seen(child: Child | ServerChild, pid: int) -> Vitals | None:
+    """None: it is gone, or can't be looked at, and nothing follows from that."""
+    try:
+        return vitals(pid)
+    except OSError as error:  # e.g. too many open files of ours
+        log.error("not_looked_at", child=child.name, pid=pid, error=repr(error))
+        return None
 
 
 async def _asked(child: Child | ServerChild, ask: Ask, pid: int, deadline_s: float) -> bool | None:

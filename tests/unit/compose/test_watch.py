@@ -1,6 +1,7 @@
 """The watch with a stand-in process: asked, shown as silent, killed, started again."""
 
 import asyncio
+import errno
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from compose import watch as watch_module
 from compose.child import Child, ChildSpec
 from compose.childstate import ChildState
 from compose.process import Identity
 from compose.signs import Ask
 from compose.supervisor import Supervisor, read_states
-from compose.vigil import Patience, Standstill
-from compose.watch import PATIENCE, patience, watch
+from compose.vigil import Patience, Standstill, Vigil, Vitals
+from compose.watch import PATIENCE, _missed, patience, watch
 from controlplane.uptime import uptime_s
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -115,6 +117,37 @@ async def test_nothing_follows_from_a_question_that_could_not_be_asked(tmp_path:
     async with watched(tmp_path, ask) as child:
         await until(lambda: asked > 3 * QUICK.frozen / QUICK.every)
         assert (child.state.state, child.state.restarts) == ("ready", 0)
+
+
+async def test_nothing_follows_for_one_whose_process_can_not_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = 0
+
+    def vitals(_pid: int) -> Vitals:
+        nonlocal looked
+        looked += 1
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(watch_module, "vitals", vitals)
+    signs = Signs()
+    signs.sign = False
+    async with watched(tmp_path, signs.ask) as child:
+        await until(lambda: looked > 3)
+        assert (child.state.state, child.state.restarts) == ("ready", 0)
+
+
+async def test_one_that_is_excused_for_once_is_shown_as_silent_still(tmp_path: Path) -> None:
+    child = Supervisor(tmp_path).add(ChildSpec(name="a", argv=SLEEPER))
+    try:
+        assert await child.ready(30)
+        assert child.silent(5)
+        vigil = Vigil(QUICK, 0.0)  # it has answered never, or we were away since
+        await _missed(child, child.state.pid or 0, vigil, Vitals("waits", 0))
+        assert vigil.silent_s == 0
+        assert child.state.state == "silent"
+    finally:
+        await child.stop()
 
 
 async def test_an_end_while_it_was_asked_is_no_silence(tmp_path: Path) -> None:
