@@ -114,7 +114,7 @@ async def test_a_wrong_password_is_refused(plane: Plane) -> None:
         await Bus.connect(forged, "web", WEB, deadline_s=2)
 
 
-@pytest.mark.parametrize("deadline_s", [0.3, 30])
+@pytest.mark.parametrize("deadline_s", [2, 30])
 async def test_who_gives_up_connecting_leaves_no_connection(deadline_s: float) -> None:
     """A server that takes connections and says nothing."""
     left: asyncio.Queue[bytes] = asyncio.Queue()
@@ -130,7 +130,7 @@ async def test_who_gives_up_connecting_leaves_no_connection(deadline_s: float) -
         )
         async with asyncio.timeout(20):
             assert await left.get() == b"", "it has seen that somebody listens"
-        if deadline_s > 1:
+        if deadline_s > 2:
             connecting.cancel()
         await asyncio.wait([connecting], timeout=20)
         assert connecting.cancelled() or isinstance(connecting.exception(), Refused)
