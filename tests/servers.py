@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -109,3 +110,15 @@ async def bus(plane: Plane) -> AsyncIterator[Bus]:
     connected = await Bus.connect(plane, "test", DECIDER)
     yield connected
     await connected.close()
+
+
+async def freeze(pid: int) -> None:
+    """SIGSTOP, and wait for it: while the first thread has not had its turn the others go on, and answer."""
+    os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(30):
+        while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+            await asyncio.sleep(0.005)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]

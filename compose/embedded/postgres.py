@@ -96,10 +96,10 @@ class EmbeddedPostgres(EmbeddedServer):
                     await connection.fetchval("select 1")
                 finally:
                     connection.terminate()
+        except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError):  # a session cut short
+            return False
         except asyncpg.PostgresError:
             return True
-        except (OSError, TimeoutError, asyncpg.InterfaceError):
-            return False
         return True
 
     def _same_major(self) -> None:

@@ -22,6 +22,7 @@ from compose.embedded.postgres import EmbeddedPostgres
 from compose.embedded.process import room
 from compose.embedded.refusal import ServerRefusal
 from controlplane.plane import Login
+from tests.servers import freeze
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ async def test_a_server_that_is_stopped_does_not_answer_and_one_that_goes_on_doe
         for server in (postgres, nats):
             assert await server.answers(30)
             assert server.process is not None
-            server.process.popen.send_signal(signal.SIGSTOP)
+            await freeze(server.process.pid)
             assert not await server.answers(0.5)
             server.process.popen.send_signal(signal.SIGCONT)
             assert await server.answers(30)

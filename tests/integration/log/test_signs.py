@@ -14,6 +14,7 @@ from controlplane import subjects
 from controlplane.bus import Bus, give_pulse
 from controlplane.parties import DECIDER, OPERATOR
 from controlplane.plane import Login, Plane
+from tests.servers import freeze
 
 LOGINS = {party: Login(user=party, password="word") for party in (DECIDER, OPERATOR)}
 
@@ -40,7 +41,7 @@ async def test_silence_over_the_bus_is_held_against_who_was_asked_only_while_the
         await decider.nc.flush(5)
         assert await over_bus(up, subjects.ASK_PULSE, os.getpid(), 0.2) is False
         assert nats.process is not None
-        nats.process.popen.send_signal(signal.SIGSTOP)
+        await freeze(nats.process.pid)
         assert await over_bus(up, subjects.ASK_PULSE, os.getpid(), 0.2) is None
         nats.process.popen.send_signal(signal.SIGCONT)
 
