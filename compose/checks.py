@@ -204,7 +204,10 @@ def answering(states: Sequence[ChildState]) -> Iterator[Check]:
             found = f"{one.name} (pid {one.pid}) has not answered for {silent_s} s"
             cure = f"`up` starts it again when that lasts. A debugger keeps it from doing so; logs/{one.name}.log may say more."
             yield Check(name="answers", verdict="bad", found=found, cure=cure)
-        elif GAVE_NO_ANSWER in one.last_exit:
+        elif one.state == "waiting":
+            found = f"{one.name} has ended: {one.last_exit}"
+            yield Check(name="answers", verdict="bad", found=found, cure=f"`up` starts it again. See logs/{one.name}.log.")
+        elif one.state == "ready" and GAVE_NO_ANSWER in one.last_exit:
             found = f"{one.name} was {one.last_exit}; it has been started again and answers"
             yield Check(
                 name="answers", verdict="note", found=found, cure=f"See logs/up.log, and logs/{one.name}.log before it."
@@ -212,8 +215,8 @@ def answering(states: Sequence[ChildState]) -> Iterator[Check]:
         else:
             continue
         fine = False
-    if fine and states:
-        yield Check(name="answers", verdict="ok", found=f"{', '.join(one.name for one in states)}")
+    if fine and (names := [one.name for one in states if one.state == "ready"]):
+        yield Check(name="answers", verdict="ok", found=", ".join(names))
 
 
 def _sources(data: Path) -> Iterator[Check]:

@@ -87,13 +87,12 @@ class ServerChild:
 
     async def _run(self) -> None:
         pause, began = BACK_OFF_S[0], time.monotonic()
-        code = await self._server.exited()
+        shown = ended = self._ended(await self._server.exited())
         while not self._stopping.is_set():
             self.restarts += 1
             pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
-            self._last_exit = f"killed: it {self._verdict}" if self._verdict else ending(code)
-            self._verdict = ""
-            log.warning("server_ended", server=self.name, exit=self._last_exit, again_in_s=pause)
+            self._last_exit = shown
+            log.warning("server_ended", server=self.name, exit=shown, again_in_s=pause)
             self._enter("waiting")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -103,11 +102,17 @@ class ServerChild:
             try:
                 await self._server.start()
             except (ServerRefusal, OSError) as refusal:
-                self._last_exit = str(refusal)
+                shown = f"{ended}; can't be started again: {refusal}"
                 log.error("server_not_starting", server=self.name, reason=str(refusal))
                 continue
+            self._last_exit = ended
             self._enter("ready")
-            code = await self._server.exited()
+            shown = ended = self._ended(await self._server.exited())
+
+    def _ended(self, code: int) -> str:
+        """What is shown of its end."""
+        verdict, self._verdict = self._verdict, ""
+        return f"killed: it {verdict}" if verdict else ending(code)
 
     def _enter(self, state: State, ago_s: float = 0) -> None:
         self._state, self._since_ms = state, time.time_ns() // 1_000_000 - round(1000 * ago_s)

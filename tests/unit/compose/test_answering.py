@@ -30,3 +30,11 @@ def test_one_that_was_started_again_for_that_is_worth_a_note() -> None:
 
 def test_nothing_is_said_of_nobody() -> None:
     assert list(answering([])) == []
+
+
+def test_one_that_has_ended_does_not_answer_whatever_it_ended_of() -> None:
+    exit_ = "killed: it gave no answer for 61 s, 6 questions, and did nothing; can't be started again: the disk is full"
+    [check] = answering([child("web"), child("postgres", "waiting", last_exit=exit_)])
+    assert (check.verdict, check.found) == ("bad", f"postgres has ended: {exit_}")
+    [check] = answering([child("web"), child("worker", "starting")])
+    assert (check.verdict, check.found) == ("ok", "web")

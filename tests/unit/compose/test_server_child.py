@@ -1,0 +1,65 @@
+"""A server that `up` keeps running: what is shown of its end."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from compose import serverchild
+from compose.embedded.refusal import ServerRefusal
+from compose.serverchild import Server, ServerChild
+
+
+class Played:
+    """Ends when it is told to, and starts again when it may."""
+
+    def __init__(self) -> None:
+        self.process: Any = None
+        self.refusals = 0
+        self.ends = asyncio.Queue[int]()
+
+    async def start(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise ServerRefusal("disk_full", "The disk is full.", "Make room.")
+        self.process = SimpleNamespace(pid=7, alive=True, stop=self.killed)
+
+    async def answers(self, deadline_s: float) -> bool:
+        return True
+
+    async def killed(self, _steps: object) -> None:
+        self.ends.put_nowait(-9)
+
+    async def exited(self) -> int:
+        return await self.ends.get()
+
+    async def stop(self) -> None:
+        self.ends.put_nowait(0)
+
+
+async def until(child: ServerChild, state: str, restarts: int) -> None:
+    async with asyncio.timeout(20):
+        while (child.state.state, child.state.restarts) != (state, restarts):
+            await asyncio.sleep(0.005)
+
+
+async def test_why_it_was_killed_is_shown_until_it_ends_again_however_often_its_start_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serverchild, "BACK_OFF_S", (0.01, 0.02))
+    shown: list[tuple[str, str]] = []
+    server = Played()
+    child = ServerChild("postgres", cast(Server, server), lambda: shown.append((child.state.state, child.state.last_exit)))
+    await child.start()
+    server.refusals = 2
+    await child.give_up("gave no answer for 61 s")
+    await until(child, "ready", 3)
+    why = "killed: it gave no answer for 61 s"
+    assert child.state.last_exit == why
+    refused = f"{why}; can't be started again: The disk is full. Make room."
+    assert shown == [("ready", ""), ("waiting", why), ("waiting", refused), ("waiting", refused), ("ready", why)]
+    server.ends.put_nowait(3)
+    await until(child, "ready", 4)
+    assert child.state.last_exit == "exit code 3"
+    await child.stop()
