@@ -15,6 +15,7 @@ SLEEPS = "import time; time.sleep(600)"
 SPINS = "while True: pass"
 USES = "import time\nwhile time.process_time() < 0.5: pass"
 CHILD_ENDS = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {USES!r}]); time.sleep(600)"
+BESIDE = f"import threading, time; threading.Thread(target=exec, args=({SPINS!r},)).start(); time.sleep(600)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}])"
 
 
@@ -51,6 +52,19 @@ async def test_one_that_waits_one_that_runs_and_one_that_is_stopped() -> None:
 async def test_who_waits_for_a_child_that_works_works() -> None:
     with process(PARENT) as parent:
         await until(parent, "runs")
+
+
+async def test_who_waits_beside_a_thread_that_works_works() -> None:
+    with process(BESIDE) as both:
+        await until(both, "runs")
+        async with asyncio.timeout(30):
+            while len(os.listdir(f"/proc/{both}/task")) < 2 or state_of_main_thread(both) != "S":
+                await asyncio.sleep(0.01)
+        await until(both, "runs")
+
+
+def state_of_main_thread(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def test_what_a_child_has_used_is_not_lost_with_its_end() -> None:
