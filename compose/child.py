@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from compose.childstate import ChildState, State, ending, silence
+from compose.childstate import ChildState, Shown, ending
 from compose.nursery import Birth, Nursery
 from compose.process import Identity, end, tether
 
@@ -45,23 +45,19 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_s: float = 6.0
 
 
-class Child:
+class Child(Shown):
     """Keeps one process running until `stop`. `changed` is called whenever `state` is another."""
 
     def __init__(self, spec: ChildSpec, data: Path, changed: Callable[[], None], nursery: Nursery | None = None) -> None:
         """nursery: where its first process comes from, if that has one for it."""
+        super().__init__(changed)
         self.spec = spec
         self._nursery = nursery
-        self.restarts = 0
         self.adopted = False
-        self._changed = changed
         self._log = data / "logs" / f"{spec.name}.log"
         self._pid_file = data / "run" / "pids" / f"{spec.name}.json"
         self._ours: int | None = None
         self._process: Identity | None = None
-        self._state: State = "starting"
-        self._since_ms = time.time_ns() // 1_000_000
-        self._last_exit = self._verdict = ""
         self._stopping = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -103,13 +99,6 @@ class Child:
         self._enter("stopped")
         return not late
 
-    def silent(self, for_s: float) -> bool:
-        """Show that it has not answered for so long, or (0) that it does. True: that is news."""
-        news = silence(self._state, for_s)
-        if news is not None:
-            self._enter(news, for_s)
-        return news is not None
-
     async def give_up(self, verdict: str) -> None:
         """Kill what runs: it is started again as when it had ended by itself. `verdict`: what is shown of its end."""
         if (process := self._process) is not None:
@@ -141,9 +130,7 @@ class Child:
                 watch.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
-                self._last_exit = self._reap()
-                if self._verdict:
-                    self._last_exit, self._verdict = f"killed: it {self._verdict}", ""
+                self._last_exit = self._ended(self._reap())
             self._ready.clear()
             self._process = None
             if self._stopping.is_set():
@@ -234,10 +221,6 @@ class Child:
         code = os.waitstatus_to_exitcode(os.waitpid(self._ours, 0)[1])
         self._ours = None
         return ending(code)
-
-    def _enter(self, state: State, ago_s: float = 0) -> None:
-        self._state, self._since_ms = state, time.time_ns() // 1_000_000 - round(1000 * ago_s)
-        self._changed()
 
 
 def left_over(pid_file: Path) -> Identity | None:

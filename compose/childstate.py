@@ -1,6 +1,8 @@
 """What `up` knows of a child of its, and `status` shows."""
 
 import signal
+import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -20,14 +22,32 @@ class ChildState(msgspec.Struct, frozen=True, kw_only=True):
     last_exit: str = ""
 
 
-def silence(state: State, for_s: float) -> State | None:
-    """What a child that has not answered for so long (0: it does) is in, if that is another state than before."""
-    match state:
-        case "ready" if for_s > 0:
-            return "silent"
-        case "silent" if for_s == 0:
-            return "ready"
-    return None
+class Shown:
+    """The state of a child; `changed` is called whenever it is another."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.restarts = 0
+        self._changed = changed
+        self._state: State = "starting"
+        self._since_ms = time.time_ns() // 1_000_000
+        self._last_exit = self._verdict = ""
+
+    def silent(self, for_s: float) -> bool:
+        """Show that it has not answered for so long, or (0) that it does. True: that is news."""
+        state: State = "silent" if for_s > 0 else "ready"
+        if state == self._state or self._state not in ("ready", "silent"):
+            return False
+        self._enter(state, for_s)
+        return True
+
+    def _ended(self, how: str) -> str:
+        """What is shown of its end: why it was killed, if it was."""
+        verdict, self._verdict = self._verdict, ""
+        return f"killed: it {verdict}" if verdict else how
+
+    def _enter(self, state: State, ago_s: float = 0) -> None:
+        self._state, self._since_ms = state, time.time_ns() // 1_000_000 - round(1000 * ago_s)
+        self._changed()
 
 
 def ending(code: int) -> str:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from compose.child import BACK_OFF_S, STEADY_S
-from compose.childstate import ChildState, State, ending, silence
+from compose.childstate import ChildState, Shown, ending
 from compose.embedded.process import ServerProcess
 from compose.embedded.refusal import ServerRefusal
 
@@ -31,17 +31,13 @@ class Server(Protocol):
     async def stop(self) -> None: ...
 
 
-class ServerChild:
+class ServerChild(Shown):
     """Keeps one server running until `stop`; `changed` is called whenever `state` is another."""
 
     def __init__(self, name: str, server: Server, changed: Callable[[], None]) -> None:
+        super().__init__(changed)
         self.name = name
-        self.restarts = 0
         self._server = server
-        self._changed = changed
-        self._state: State = "starting"
-        self._since_ms = time.time_ns() // 1_000_000
-        self._last_exit = self._verdict = ""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -72,13 +68,6 @@ class ServerChild:
         """Whether the server does its work."""
         return await self._server.answers(deadline_s)
 
-    def silent(self, for_s: float) -> bool:
-        """As of `Child`."""
-        news = silence(self._state, for_s)
-        if news is not None:
-            self._enter(news, for_s)
-        return news is not None
-
     async def give_up(self, verdict: str) -> None:
         """Kill it: at once if it still can (Postgres' sessions end with it then), else by force; it recovers at its start."""
         if (process := self._server.process) is not None:
@@ -87,7 +76,7 @@ class ServerChild:
 
     async def _run(self) -> None:
         pause, began = BACK_OFF_S[0], time.monotonic()
-        shown = ended = self._ended(await self._server.exited())
+        shown = ended = self._ended(ending(await self._server.exited()))
         while not self._stopping.is_set():
             self.restarts += 1
             pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
@@ -107,13 +96,4 @@ class ServerChild:
                 continue
             self._last_exit = ended
             self._enter("ready")
-            shown = ended = self._ended(await self._server.exited())
-
-    def _ended(self, code: int) -> str:
-        """What is shown of its end."""
-        verdict, self._verdict = self._verdict, ""
-        return f"killed: it {verdict}" if verdict else ending(code)
-
-    def _enter(self, state: State, ago_s: float = 0) -> None:
-        self._state, self._since_ms = state, time.time_ns() // 1_000_000 - round(1000 * ago_s)
-        self._changed()
+            shown = ended = self._ended(ending(await self._server.exited()))

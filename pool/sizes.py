@@ -1,4 +1,7 @@
-"""Numbers of bytes in messages, as people read them. Fields beside a message have them to the byte."""
+"""Numbers of bytes in messages, as people read them. Fields beside a message have them to the byte.
+
+As `controlplane.quantities` writes them: the pool can be used without the plane, and imports nothing of it.
+"""
 
 
 def written(size: int) -> str:
