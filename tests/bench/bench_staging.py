@@ -2,7 +2,7 @@
 
 Two ways in: files that are staged (read from the page cache, hashed, laid out), and a deposit (eight threads of another process
 write, the daemon hashes behind them). Beside each, turn by turn in the same run, the yardstick: a bare parallel memcpy of as
-many bytes by as many threads, from touched memory into segments of the same kind, mapped and touched. Medians of pairs.
+many bytes by `YARDSTICK` threads, from touched memory into segments of the same kind, mapped and touched. Medians of pairs.
 
 Wall time is what counts; on a machine that others use the processors' time of both tells more, and is printed beside it.
 """
@@ -15,8 +15,10 @@ import os
 import platform
 import shutil
 import statistics
+import struct
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,15 +27,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pool.client import PoolRefused
 from pool.huge import allocate, in_huge_pages
 from pool.mapping import map_shared, unmap
-from pool.stage import CHUNK_BYTES, READERS
+from pool.place import SHARED_MEMORY
+from pool.stage import READERS
 from tests.bench.bench_pool import drop
 from tests.bench.wakeloads import WRITERS, bring, request
-from tests.poolroom import MIB, Daemon, write_safetensors
+from tests.poolroom import MIB, Daemon
 
 LAYER = (34, 8, 8, 34, 100, 100, 100)
 """MiB of a layer's large tensors, as in a model of 8B; small ones beside them."""
+YARDSTICK = max(2, min(8, (os.cpu_count() or 2) // 2))
+"""Threads of the plain copy: half of the processors, eight at most. What comes in may use more of them."""
+CHUNK_BYTES = 1 << 20
+FILES = 8
+READY_S = 12.0
+"""A wait for memory that lies ready: it begins after a second and a half, and 4 GiB take one or two."""
 
 
 def shape(total: int) -> list[int]:
@@ -52,14 +62,15 @@ class Yardstick:
     def __init__(self, directory: Path, size: int) -> None:
         self.size = size
         self._from = mmap.mmap(-1, size)
-        self._from[:] = bytes(MIB) * (size // MIB) + bytes(size % MIB)
+        self._from.madvise(mmap.MADV_HUGEPAGE)
         path = directory / "yardstick"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         allocate(fd, 0, size)
         self.huge = in_huge_pages(fd, size)
         path.unlink()
         self._to = map_shared(fd, size)
-        self.copy(2)
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self._from)), 1, size)
+        self.copy(YARDSTICK)
 
     def copy(self, threads: int) -> tuple[float, float]:
         """Seconds, and seconds of processors."""
@@ -85,18 +96,113 @@ def spent(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def write_source(directory: Path, sizes: list[int]) -> None:
+    """A checkpoint, quickly: a random block again and again, but each tensor begins with its number; a file a thread."""
+    block = np.random.default_rng(0).integers(0, 255, 64 * MIB, dtype=np.uint8)
+
+    def write(which: int) -> None:
+        entries, at = {}, 0
+        own = range(which, len(sizes), FILES)
+        for number in own:
+            entries[f"t{number:04d}"] = {"dtype": "U8", "shape": (sizes[number],), "data_offsets": (at, at + sizes[number])}
+            at += sizes[number]
+        header = msgspec.json.encode(entries)
+        with (directory / f"model-{which}.safetensors").open("wb", buffering=0) as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            for number in own:
+                file.write(number.to_bytes(8, "little"))
+                for begun in range(8, sizes[number], len(block)):
+                    file.write(block[: min(len(block), sizes[number] - begun)].data)
+
+    with ThreadPoolExecutor(FILES) as threads:
+        list(threads.map(write, range(FILES)))
+
+
 async def ready(daemon: Daemon, size: int, *, pinned: bool) -> None:
-    """Until as much memory lies ready, pinned where there are devices."""
-    async with asyncio.timeout(120), daemon.client() as client:
-        while (await client.describe()).ready_bytes < size * 0.98:
-            await asyncio.sleep(0.05)
-        while pinned and (not (ahead := daemon.events("ready_ahead")) or int(str(ahead[-1]["pinned"])) < size * 0.98):
-            await asyncio.sleep(0.05)
+    """Until as much memory lies ready, pinned where there are devices. Raises AssertionError with what there is by then."""
+    end, have, ahead = time.monotonic() + READY_S, 0, list[dict[str, object]]()
+    async with daemon.client() as client:
+        while time.monotonic() < end:
+            have = (await client.describe()).ready_bytes
+            ahead = daemon.events("ready_ahead")
+            if have >= size * 0.98 and (not pinned or (ahead and int(str(ahead[-1]["pinned"])) >= size * 0.98)):
+                return
+            await asyncio.sleep(0.02)
+    raise AssertionError(f"waited {READY_S:g} s for {size} bytes that lie ready: {have} do; last words: {ahead[-1:]}")
 
 
 async def stage(daemon: Daemon, source: Path) -> str:
     async with daemon.client() as client:
         return (await client.stage(source)).weight_set
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace, directory: Path) -> None:
+        self.options, self.begun = options, time.monotonic()
+        self.source = Path(tempfile.mkdtemp(prefix="ehstaging-", dir=SHARED_MEMORY))  # page cache that nobody writes to a disk
+        sizes = shape(int(options.gib * (1 << 30)))
+        self.total = sum(sizes)
+        write_source(self.source, sizes)
+        self.say("the source is written")
+        (directory / "pool").mkdir(mode=0o700)
+        extra = ("--forget", "--ready", str(3 * self.total), *(("--gpus",) if options.gpus else ()))
+        self.daemon = Daemon(directory / "pool", budget=6 * self.total, extra=extra).start()
+        self.say("the daemon is up")
+        self.yardstick = Yardstick(self.daemon.root, self.total)
+        self.say("memory for the yardstick is touched")
+        self.order = request(directory, "deposit", [-(-size // (2 * MIB)) * 2 * MIB for size in sizes if size >= MIB])
+        self.found: dict[str, Any] = {
+            "at": datetime.now(UTC).isoformat(), "machine": platform.platform(), "cores": os.cpu_count(), "bytes": self.total,
+            "threads": {"staged": READERS, "deposited": WRITERS, "yardstick": YARDSTICK}, "huge": self.yardstick.huge,
+        }  # fmt: skip
+
+    def say(self, what: str) -> None:
+        print(f"[{time.monotonic() - self.begun:5.1f} s] {what}", flush=True)
+
+    def staged(self) -> tuple[str, int, dict[str, float]]:
+        begun = time.perf_counter()
+        weight_set = asyncio.run(stage(self.daemon, self.source))
+        return weight_set, self.total, {"stage_s": time.perf_counter() - begun}
+
+    def deposited(self) -> tuple[str, int, dict[str, float]]:
+        weight_set, seconds = bring(self.daemon.socket, self.order, time.monotonic_ns() % (1 << 32))
+        return weight_set, sum(self.order.segments), seconds
+
+    def pair(self, work: Callable[[], tuple[str, int, dict[str, float]]]) -> dict[str, float]:
+        """The yardstick and one set that comes and goes; seconds of processors beside each."""
+        yard, yard_spent = self.yardstick.copy(YARDSTICK)
+        before, own = spent(self.daemon.pid), time.process_time()
+        weight_set, size, seconds = work()
+        used = spent(self.daemon.pid) - before + time.process_time() - own
+        asyncio.run(drop(self.daemon, weight_set))
+        took, yard, yard_spent = sum(seconds.values()), yard * size / self.total, yard_spent * size / self.total
+        return {
+            "gb_per_s": size / took / 1e9, "yardstick_gb_per_s": size / yard / 1e9, "ratio": yard / took,
+            "cpu_s_per_gb": used / size * 1e9, "yardstick_cpu_s_per_gb": yard_spent / size * 1e9, **seconds,
+        }  # fmt: skip
+
+    def phase(self, name: str, work: Callable[[], tuple[str, int, dict[str, float]]], lies_ready: int) -> None:
+        """A first pair leaves memory of the sizes that the next ones find ready. One failing costs the rest of this phase."""
+        rows: list[dict[str, float]] = []
+        try:
+            for number in range(self.options.cycles + 1):
+                if number:
+                    asyncio.run(ready(self.daemon, lies_ready, pinned=self.options.gpus))
+                row = {key: round(value, 4) for key, value in self.pair(work).items()}
+                self.say(f"{name}{'' if number else ', memory not ready'}: {row}")
+                rows += [row] if number else []
+                self.tell(name, rows)
+        except (AssertionError, OSError, PoolRefused) as error:
+            self.found[f"{name} failed"] = str(error)
+            self.say(f"{name} failed: {error}")
+            self.tell(name, rows)
+
+    def tell(self, name: str, rows: list[dict[str, float]]) -> None:
+        if rows:
+            columns = {key: [row[key] for row in rows] for key in rows[0]}
+            self.found[name] = {key: {"median": statistics.median(all_), "all": all_} for key, all_ in columns.items()}
+        if self.options.json:
+            self.options.json.write_bytes(msgspec.json.format(msgspec.json.encode(self.found)))
 
 
 def main() -> None:
@@ -107,58 +213,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ehstaging-"))
-    source = directory / "source"
-    source.mkdir()
-    random = np.random.default_rng(0)
-    sizes = shape(int(options.gib * (1 << 30)))
-    tensors = {f"t{number:04d}": random.integers(0, 255, size, dtype=np.uint8) for number, size in enumerate(sizes)}
-    write_safetensors(source / "model.safetensors", tensors)
-    total = sum(sizes)
-    (directory / "pool").mkdir(mode=0o700)
-    extra = ("--forget", "--ready", str(2 * total), *(("--gpus",) if options.gpus else ()))
-    daemon = Daemon(directory / "pool", budget=4 * total, extra=extra).start()
-    yardstick = Yardstick(daemon.root, total)
-    order = request(directory, "deposit", [-(-size // (2 * MIB)) * 2 * MIB for size in sizes if size >= MIB])
-    rows: dict[str, list[dict[str, float]]] = {"staged": [], "deposited": []}
+    bench = None
     try:
-        for name, threads in (("staged", READERS), ("deposited", WRITERS)):
-            for number in range(options.cycles + 2):  # the first ones leave memory of the sizes that the next ones find ready
-                if number > 1:
-                    asyncio.run(ready(daemon, total, pinned=options.gpus))
-                yard, yard_spent = yardstick.copy(threads)
-                before, own, begun = spent(daemon.pid), time.process_time(), time.perf_counter()
-                if name == "staged":
-                    weight_set, bytes_ = asyncio.run(stage(daemon, source)), total
-                    took = time.perf_counter() - begun
-                else:
-                    weight_set, seconds = bring(daemon.socket, order, 7 + number)
-                    took, bytes_ = sum(seconds.values()), sum(order.segments)
-                used = spent(daemon.pid) - before + time.process_time() - own
-                asyncio.run(drop(daemon, weight_set))
-                if number > 1:
-                    yard, yard_spent = (value * bytes_ / total for value in (yard, yard_spent))
-                    rows[name].append(
-                        {
-                            "gb_per_s": bytes_ / took / 1e9, "yardstick_gb_per_s": bytes_ / yard / 1e9, "ratio": yard / took,
-                            "cpu_s_per_gb": used / bytes_ * 1e9, "yardstick_cpu_s_per_gb": yard_spent / bytes_ * 1e9,
-                        }
-                    )  # fmt: skip
+        bench = Bench(options, directory)
+        bench.phase("deposited", bench.deposited, bench.total)
+        bench.phase("staged", bench.staged, 2 * bench.total)
+        for name in ("deposited", "staged"):
+            medians = {key: round(value["median"], 3) for key, value in bench.found.get(name, {}).items()}
+            print(name, medians, f"n={len(bench.found[name]['ratio']['all']) if medians else 0}", flush=True)
     finally:
-        yardstick.close()
-        daemon.stop()
+        if bench is not None:
+            bench.yardstick.close()
+            bench.daemon.stop()
+            shutil.rmtree(bench.source)
         shutil.rmtree(directory)
-    found: dict[str, Any] = {
-        "at": datetime.now(UTC).isoformat(), "machine": platform.platform(), "cores": os.cpu_count(), "bytes": total,
-        "threads": {"staged": READERS, "deposited": WRITERS}, "huge": yardstick.huge,
-    }  # fmt: skip
-    for name, cycles in rows.items():
-        found[name] = {
-            key: {"median": statistics.median(one[key] for one in cycles), "all": [round(one[key], 4) for one in cycles]}
-            for key in cycles[0]
-        }
-        print(name, {key: round(value["median"], 3) for key, value in found[name].items()}, f"n={len(cycles)}", flush=True)
-    if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
 
 
 if __name__ == "__main__":
