@@ -1,8 +1,7 @@
 """Weights from the device into a deposit's segments: through pinned buffers, several at once."""
 
-import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from cuda.bindings import driver
 
 from pool.cuda import checked
+from pool.filling import Filling
 from pool.messages import Tensor
 from pool.native import Native
 
@@ -21,8 +21,8 @@ _WRITERS = 8
 """Writing into fresh shared memory is what takes the time; measured alike with 8 and 16 threads."""
 
 
-def copy_out(layout: Native, context: Any, fds: list[int]) -> Iterator[int]:
-    """Every tensor to its place in the set's segments; now and then, how many are there."""
+def copy_out(layout: Native, context: Any, fds: list[int], sizes: Sequence[int]) -> Iterator[int]:
+    """Every tensor to its place in the set's segments (`sizes`: bytes of each); now and then, how many are there."""
     pieces = [
         (tensor, at, min(_CHUNK_BYTES, tensor.size_bytes - at))
         for tensor in layout.tensors
@@ -42,13 +42,10 @@ def copy_out(layout: Native, context: Any, fds: list[int]) -> Iterator[int]:
         call = driver.cuMemcpyDtoHAsync(local.buffer.data_ptr(), start, size, local.stream)
         checked("cuMemcpyDtoHAsync", call)
         checked("cuStreamSynchronize", driver.cuStreamSynchronize(local.stream))
-        bytes_ = memoryview(local.buffer.numpy())[:size]
-        done = 0
-        while done < size:
-            done += os.pwrite(fds[tensor.segment], bytes_[done:], tensor.offset + at + done)
+        segments.write(tensor.segment, tensor.offset + at, memoryview(local.buffer.numpy())[:size])
 
     try:
-        with ThreadPoolExecutor(_WRITERS, "pool-deposit") as threads:
+        with Filling(fds, sizes) as segments, ThreadPoolExecutor(_WRITERS, "pool-deposit") as threads:
             told = written = done = 0
             for (tensor, at, size), _ in zip(pieces, threads.map(write, pieces), strict=True):
                 written += size

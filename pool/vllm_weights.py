@@ -107,7 +107,7 @@ class VllmWeights:
             source=source, form=form, segments=layout.segments, host_segments=layout.host_segments, tensors=layout.tensors,
             device=self.device,
         )  # fmt: skip
-        staged = deposit(pool_socket, request, lambda fds: copy_out(layout, self._context, fds))
+        staged = deposit(pool_socket, request, lambda fds: copy_out(layout, self._context, fds, request.segments))
         self._loose = staged.weight_set
         return staged
 

@@ -42,6 +42,8 @@ YARDSTICK = max(2, min(8, (os.cpu_count() or 2) // 2))
 """Threads of the plain copy: half of the processors, eight at most. What comes in may use more of them."""
 CHUNK_BYTES = 1 << 20
 FILES = 8
+PROBE_BYTES = 256 << 20
+SLOW_BYTES_PER_S = 400e6
 READY_S = 12.0
 """A wait for memory that lies ready: it begins after a second and a half, and 4 GiB take one or two."""
 
@@ -118,6 +120,14 @@ def write_source(directory: Path, sizes: list[int]) -> None:
         list(threads.map(write, range(FILES)))
 
 
+def quick(directory: Path) -> bool:
+    """Whether files are written there at some speed. If not they lie in shared memory, whose small pages are slower to read."""
+    begun, path = time.monotonic(), directory / "probe"
+    path.write_bytes(bytes(PROBE_BYTES))
+    path.unlink()
+    return time.monotonic() - begun < PROBE_BYTES / SLOW_BYTES_PER_S
+
+
 async def ready(daemon: Daemon, size: int, *, pinned: bool) -> None:
     """Until as much memory lies ready, pinned where there are devices. Raises AssertionError with what there is by then."""
     end, have, ahead = time.monotonic() + READY_S, 0, list[dict[str, object]]()
@@ -139,11 +149,11 @@ async def stage(daemon: Daemon, source: Path) -> str:
 class Bench:
     def __init__(self, options: argparse.Namespace, directory: Path) -> None:
         self.options, self.begun = options, time.monotonic()
-        self.source = Path(tempfile.mkdtemp(prefix="ehstaging-", dir=SHARED_MEMORY))  # page cache that nobody writes to a disk
+        self.source = Path(tempfile.mkdtemp(prefix="ehstaging-", dir=None if quick(directory) else SHARED_MEMORY))
         sizes = shape(int(options.gib * (1 << 30)))
         self.total = sum(sizes)
         write_source(self.source, sizes)
-        self.say("the source is written")
+        self.say(f"the source is written, in {self.source}")
         (directory / "pool").mkdir(mode=0o700)
         extra = ("--forget", "--ready", str(3 * self.total), *(("--gpus",) if options.gpus else ()))
         self.daemon = Daemon(directory / "pool", budget=6 * self.total, extra=extra).start()
@@ -153,6 +163,7 @@ class Bench:
         self.order = request(directory, "deposit", [-(-size // (2 * MIB)) * 2 * MIB for size in sizes if size >= MIB])
         self.found: dict[str, Any] = {
             "at": datetime.now(UTC).isoformat(), "machine": platform.platform(), "cores": os.cpu_count(), "bytes": self.total,
+            "source": str(self.source),
             "threads": {"staged": READERS, "deposited": WRITERS, "yardstick": YARDSTICK}, "huge": self.yardstick.huge,
         }  # fmt: skip
 

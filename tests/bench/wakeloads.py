@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pool.devicelink import deposit
+from pool.filling import Filling
 from pool.messages import Deposit, Tensor
 from tests.poolroom import write_safetensors
 
@@ -42,10 +43,10 @@ def bring(socket: Path, order: Deposit, seed: int) -> tuple[str, dict[str, float
         def one(number: int) -> None:
             size = order.segments[number]
             for at in range(0, size, len(page)):
-                os.pwrite(fds[number], page[: min(len(page), size - at)].data, at)
-            os.pwrite(fds[number], number.to_bytes(8, "little"), 0)
+                segments.write(number, at, page[: min(len(page), size - at)].data)
+            segments.write(number, 0, memoryview(bytearray(number.to_bytes(8, "little"))))
 
-        with ThreadPoolExecutor(WRITERS) as threads:
+        with Filling(fds, order.segments) as segments, ThreadPoolExecutor(WRITERS) as threads:
             for number, _ in enumerate(threads.map(one, range(len(fds)))):
                 yield number + 1
         points.append(time.monotonic())
