@@ -36,8 +36,8 @@ from pool.place import abandoned as pool_places
 from worker.engines.vllm_faults import users
 from worker.gpulocks import place as lock_place
 from worker.gpus import processes
-from worker.preparedcopies import GRACE_S, unneeded_since
-from worker.sources.leaving import prepared
+from worker.preparedcopies import GRACE_S
+from worker.sources.leaving import prepared, unneeded_since
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 (looked at only)
 PYTHONS: Final = ((3, 11), (3, 13))

@@ -32,7 +32,6 @@ from worker.cuda import able
 from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.devicebooks import DeviceBooks
-from worker.drafts import Drafts
 from worker.engines.messages import State
 from worker.failure import StepFailed
 from worker.frontend.chat import count_tokens
@@ -73,7 +72,6 @@ class Life:
         locks = Locks.of(plane)
         self._images = Cabinet.open(Path(plane.data), plane.node, self._reporter.report, plane.criu, plane.image_quota_bytes)
         self._wishes = Wishes(self._images, lambda: self.desired)
-        self._drafts = Drafts(Path(plane.data) / "models", self._shelf, lambda: self.desired)
         self._copies = PreparedCopies(
             Path(plane.data), self._shelf, lambda: self.desired, lambda: used(self._images.store, Path(plane.data))
         )
@@ -109,7 +107,6 @@ class Life:
         await self.reconciler.close()
         await self._stock.close()
         await self._wishes.close()
-        await self._drafts.close()
         await self._copies.close()
         await self._reporter.close()
 
@@ -179,7 +176,6 @@ class Life:
         self.reconciler.follow(self.desired)
         self._stock.follow()
         self._wishes.follow()
-        self._drafts.follow()
         self._copies.follow()
 
     async def _images_asked(self, message: Msg) -> None:

@@ -1,14 +1,18 @@
-"""Prepared sources leave the disk when no model, no instance and no image of this node needs them any more."""
+"""Prepared copies leave the disk when no model, no instance and no image of this node needs them any more.
+
+Copies of models that draft go at once, what was fetched, converted or made of sources after `GRACE_S`: one sweep for both.
+"""
 
 import asyncio
 import contextlib
+import enum
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
-import msgspec
 import structlog
 
 from controlplane.quantities import human_bytes
@@ -18,17 +22,24 @@ from worker.images.manifest import ImageBroken
 from worker.images.store import Store
 from worker.moves import Goal
 from worker.shelf import Shelf
-from worker.sources import leaving
+from worker.sources import copies, leaving
 
 GRACE_S: Final = 600.0
 """Who takes a model out of the settings for a moment does not want 60 GB fetched again."""
 PAUSE_S: Final = 60.0
-"""Before each look. A start first applies its settings, which may name again what nothing needed when the last plane ended; and
-what switches models in milliseconds must not pay for a look each time."""
-UNNEEDED: Final = "unneeded.json"
-"""In `DIR/models`: name -> Unix seconds since when nothing needs it, so that planes that live shorter than that sweep, too."""
+"""Before each look at sources. A start first applies its settings, which may name again what nothing needed when the last plane
+ended; and what switches models in milliseconds must not pay for a look each time."""
+AGAIN_S: Final = 600.0
+"""Before another try of a look that failed, whatever the reason."""
 
-log = structlog.get_logger("sources")
+log = structlog.get_logger("copies")
+
+
+class Kind(enum.StrEnum):
+    """What is looked at apart, because it goes for reasons of its own."""
+
+    DRAFTS = enum.auto()
+    SOURCES = enum.auto()
 
 
 class PreparedCopies:
@@ -37,8 +48,12 @@ class PreparedCopies:
     def __init__(self, data: Path, shelf: Shelf, desired: Callable[[], Desired], used: Callable[[], list[str]]) -> None:
         self._models, self._shelf, self._desired, self._used = data / "models", shelf, desired, used
         self._looked: tuple[object, ...] | None = None
+        self._read: frozenset[str] | None = None
+        """Configurations in use as of the last fold."""
         self._since: dict[str, float] | None = None
-        """As `note` has it, whether or not the disk had room for it; None: not looked yet."""
+        """As `leaving.note` has it, whether or not the disk had room for it; None: not looked yet."""
+        self._due: dict[Kind, float] = {}
+        """What waits to be looked at, and from when on (monotonic seconds)."""
         self._changed = asyncio.Event()
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -49,37 +64,66 @@ class PreparedCopies:
         if self._looked is not None and all(new is old for new, old in zip(looked, self._looked, strict=True)):
             return
         self._looked = looked
-        self._changed.set()
-        if self._sweeping is None or self._sweeping.done():
-            self._sweeping = asyncio.create_task(self._sweep(), name="prepared copies")
+        was, self._read = self._read, read(desired)
+        if was is None or not was <= self._read:
+            self._look(Kind.DRAFTS, 0.0)
+        self._look(Kind.SOURCES, PAUSE_S)
 
     async def close(self) -> None:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
+    def _look(self, kind: Kind, wait_s: float) -> None:
+        """Before long, or sooner if that was said already."""
+        self._due[kind] = min(self._due.get(kind, math.inf), time.monotonic() + wait_s)
+        self._changed.set()
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep(), name="prepared copies")
+
     async def _sweep(self) -> None:
-        """Until nothing is left that waits to be removed."""
-        while True:
-            await self._pause()
+        """Until nothing is left that waits to be looked at or removed. Nothing that goes wrong ends it."""
+        while self._due:
             self._changed.clear()
-            wait_s: float | None = None
+            kind = min(self._due, key=self._due.__getitem__)
+            if (wait_s := self._due[kind] - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._changed.wait()
+                continue
+            del self._due[kind]
             try:
-                wait_s = await self._swept()
+                again_s = await self._swept(kind)
             except OSError as error:
-                log.warning("prepared_sources_kept", reason=str(error), again_s=GRACE_S)
-                wait_s = GRACE_S
-            if wait_s is None and not self._changed.is_set():
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+                again_s = AGAIN_S
+                log.warning("prepared_copies_kept", kind=kind, reason=str(error), again_s=again_s)
+            except Exception:
+                again_s = AGAIN_S
+                log.exception("prepared_copies_kept", kind=kind, again_s=again_s)
+            if again_s is not None:
+                self._look(kind, again_s)
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(PAUSE_S)
+    async def _swept(self, kind: Kind) -> float | None:
+        """Remove what may go. Seconds until the next may, if there is one."""
+        match kind:
+            case Kind.DRAFTS:
+                await self._drafts_swept()
+                return None
+            case Kind.SOURCES:
+                return await self._sources_swept()
+            case _:
+                assert_never(kind)
 
-    async def _swept(self) -> float | None:
-        """Remove what nothing has needed for long enough. Seconds until the next is due, if there is one. Raises OSError."""
+    async def _drafts_swept(self) -> None:
+        async with self._shelf.still():
+            desired = self._desired()
+            held = {path.name for path in self._shelf.drafts(desired.models)}
+            gone = await asyncio.to_thread(copies.remove, self._models, read(desired), held, drafted(desired))
+        if gone:
+            log.info("draft_copies_removed", copies=gone)
+
+    async def _sources_swept(self) -> float | None:
+        """What nothing has needed for long enough."""
         unneeded = await self._unneeded()
         since = await self._noted(unneeded)
         due = [name for name in unneeded if time.time() - since[name] >= GRACE_S]
@@ -97,11 +141,11 @@ class PreparedCopies:
     async def _noted(self, unneeded: set[str]) -> dict[str, float]:
         """Since when nothing needs them. A disk too full to keep that is the last reason to remove nothing."""
         if self._since is None:
-            self._since = await asyncio.to_thread(unneeded_since, self._models)
+            self._since = await asyncio.to_thread(leaving.unneeded_since, self._models)
         known, now = self._since, time.time()
         self._since = {name: min(known.get(name, now), now) for name in sorted(unneeded)}
         try:
-            await asyncio.to_thread(note, self._models, self._since)
+            await asyncio.to_thread(leaving.note, self._models, self._since)
         except OSError as error:
             log.warning("unneeded_not_noted", reason=str(error))
         return self._since
@@ -126,6 +170,18 @@ def at_work(desired: Desired) -> set[Goal]:
     return {Goal(d.model, d.revision or 0) for d in directives if d is not None and d.model is not None}
 
 
+def read(desired: Desired) -> frozenset[str]:
+    """Configurations of models that are not retired, and of all instances here, wherever they are: they may be told to read."""
+    of_models = (model.facts.configuration for model in desired.models.values() if model.facts and not model.retired)
+    return frozenset(of_models) | {wanted.configuration for wanted in desired.instances.values()}
+
+
+def drafted(desired: Desired) -> frozenset[str]:
+    """Of those, the configurations of models that name one which drafts for them."""
+    named = (model for model in desired.models.values() if model.spec.arguments.get("draft_model"))
+    return read(desired) & {model.facts.configuration for model in named if model.facts}
+
+
 def used(store: Store, data: Path) -> list[str]:
     """Paths that live engines were started with or have mapped, frontends', and those that images would map again."""
     found: list[str] = []
@@ -148,20 +204,3 @@ def _paths(pid: int) -> Iterable[str]:
         maps = (proc / "maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         return [*told, *(line[line.index("/") :] for line in maps if "/" in line)]
     return ()
-
-
-def note(models: Path, since: dict[str, float]) -> None:
-    """Write down for the next worker since when nothing needs them, by Unix seconds. Raises OSError."""
-    if since != unneeded_since(models):
-        file = models / UNNEEDED
-        draft = file.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(since))
-        draft.replace(file)
-
-
-def unneeded_since(models: Path) -> dict[str, float]:
-    """As written down last."""
-    try:
-        return msgspec.json.decode((models / UNNEEDED).read_bytes(), type=dict[str, float])
-    except (FileNotFoundError, msgspec.DecodeError):
-        return {}

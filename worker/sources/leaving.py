@@ -20,6 +20,8 @@ from worker.sources.places import DRAFT, converted, fetched, pretended
 from worker.sources.report import Inspected
 
 CONVERTED: Final = "converted-"
+UNNEEDED: Final = "unneeded.json"
+"""In `DIR/models`: name -> Unix seconds since when nothing needs it, so that planes that live shorter than that sweep, too."""
 _NAME: Final = re.compile(r"(?:hf|converted|fake)-[0-9a-f]{24}")
 
 
@@ -99,3 +101,20 @@ def size_bytes(directory: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(folder, name)).st_size
     return size
+
+
+def note(models: Path, since: dict[str, float]) -> None:
+    """Write down for the next worker since when nothing needs them, by Unix seconds. Raises OSError."""
+    if since != unneeded_since(models):
+        file = models / UNNEEDED
+        draft = file.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(since))
+        draft.replace(file)
+
+
+def unneeded_since(models: Path) -> dict[str, float]:
+    """As written down last."""
+    try:
+        return msgspec.json.decode((models / UNNEEDED).read_bytes(), type=dict[str, float])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}

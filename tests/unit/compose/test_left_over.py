@@ -8,7 +8,7 @@ import pytest
 
 from compose import checks
 from pool.place import abandoned, claim, place
-from worker.preparedcopies import note
+from worker.sources.leaving import note
 
 
 def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure(

@@ -11,9 +11,10 @@ import pytest
 from immutables import Map
 
 from tests.unit.worker.test_draft_model import FACTS, MODEL
+from worker import preparedcopies
 from worker.desired import Desired, Wanted
-from worker.drafts import Drafts, used
 from worker.moves import Goal
+from worker.preparedcopies import PreparedCopies, read
 from worker.shelf import Shelf, Shelved
 from worker.sources import copies
 
@@ -24,13 +25,15 @@ ASLEEP = Map({"ins_1": Wanted(instance="ins_1", configuration="cfg_1")})
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(preparedcopies, "PAUSE_S", 0.0)
+    models = tmp_path / "models"
     for name in ("drafts-1", "drafts-2", "hf-1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
-    copies.note(tmp_path, "cfg_1", tmp_path / "drafts-1")
-    copies.note(tmp_path, "cfg_2", tmp_path / "drafts-2")
-    return tmp_path
+        (models / name).mkdir(parents=True)
+        (models / name / "model.safetensors").write_bytes(b"weights")
+    copies.note(models, "cfg_1", models / "drafts-1")
+    copies.note(models, "cfg_2", models / "drafts-2")
+    return models
 
 
 def left(models: Path) -> list[str]:
@@ -59,7 +62,7 @@ async def test_while_it_is_not_known_what_an_engine_of_an_earlier_worker_reads_w
     (models / "drafting" / "cfg_1").unlink()
     desired, shelf = Desired(node="n1", models=MODELS, instances=ASLEEP), Opening()
     shelf.done.set()
-    drafts = Drafts(models, shelf, lambda: desired)
+    drafts = PreparedCopies(models.parent, shelf, lambda: desired, list)
     drafts.follow()
     await settled(drafts)
     assert left(models) == ["drafts-1", "hf-1"], "the other is known to be of a configuration that nobody uses"
@@ -67,9 +70,9 @@ async def test_while_it_is_not_known_what_an_engine_of_an_earlier_worker_reads_w
 
 
 def test_models_that_are_not_retired_and_all_instances_count() -> None:
-    assert used(Desired(node="n1", models=MODELS)) == {"cfg_1"}
-    assert used(Desired(node="n1", models=RETIRED)) == frozenset()
-    assert used(Desired(node="n1", models=RETIRED, instances=ASLEEP)) == {"cfg_1"}
+    assert read(Desired(node="n1", models=MODELS)) == {"cfg_1"}
+    assert read(Desired(node="n1", models=RETIRED)) == frozenset()
+    assert read(Desired(node="n1", models=RETIRED, instances=ASLEEP)) == {"cfg_1"}
 
 
 class Opening(Shelf):
@@ -87,15 +90,15 @@ class Opening(Shelf):
         yield
 
 
-async def settled(drafts: Drafts) -> None:
-    clearing: Any = drafts._clearing
-    await asyncio.wait_for(clearing, 20)
+async def settled(drafts: PreparedCopies) -> None:
+    sweeping: Any = drafts._sweeping
+    await asyncio.wait_for(sweeping, 20)
 
 
 async def test_they_are_looked_at_when_a_model_goes_and_again_when_its_last_engine_does(models: Path) -> None:
     desired, shelf = Desired(node="n1", models=MODELS, instances=ASLEEP), Opening()
     shelf.done.set()
-    drafts = Drafts(models, shelf, lambda: desired)
+    drafts = PreparedCopies(models.parent, shelf, lambda: desired, list)
     drafts.follow()
     await settled(drafts)
     assert left(models) == ["drafts-1", "hf-1"], "nobody has used the other one since the worker began"
@@ -114,7 +117,7 @@ async def test_what_was_asked_for_while_a_source_was_prepared_counts(models: Pat
     desired = Desired(node="n1", models=RETIRED)
     again = replace(MODEL, revision=2, facts=None)
     shelf = Opening(Shelved(goal=Goal("a", 2), source=models, facts=FACTS, model=again, draft=models / "drafts-1"))
-    drafts = Drafts(models, shelf, lambda: desired)
+    drafts = PreparedCopies(models.parent, shelf, lambda: desired, list)
     drafts.follow()
     await asyncio.wait_for(shelf.waited.wait(), 20)
     desired = replace(desired, models=Map({"a": again}))

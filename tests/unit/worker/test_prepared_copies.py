@@ -17,10 +17,11 @@ from tests.unit.worker.test_draft_model import FACTS
 from worker import preparedcopies
 from worker.desired import Desired, Wanted, Wish
 from worker.moves import Goal
-from worker.preparedcopies import PreparedCopies, at_work, note, unneeded_since
+from worker.preparedcopies import PreparedCopies, at_work
 from worker.shelf import Shelf, Shelved
 from worker.sources import leaving
 from worker.sources.identity import identity
+from worker.sources.leaving import note, unneeded_since
 from worker.sources.places import converted, fetched, pretended, sweep
 from worker.sources.report import Inspected
 
@@ -189,29 +190,47 @@ async def test_one_that_is_needed_again_in_time_stays_and_its_grace_begins_anew(
     assert unneeded_since(models) == {}
 
 
-async def test_what_the_settings_of_a_start_name_again_stays_however_long_ago_it_was_needed(
+async def test_what_the_settings_of_a_start_name_again_stays_however_long_ago_it_was_needed_and_what_drafts_goes_at_once(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(models, fetched(HUB))
+    put(models, fetched(HUB), "drafts-1")
     note(models, {fetched(HUB): 1000.0})
-    house, paused, go = House(models), asyncio.Event(), asyncio.Event()
-
-    async def pause() -> None:
-        paused.set()
-        await go.wait()
-
-    monkeypatch.setattr(house.copies, "_pause", pause)
+    monkeypatch.setattr(preparedcopies, "PAUSE_S", 60.0)
+    house = House(models)
     house.copies.follow()
-    await asyncio.wait_for(paused.wait(), 20)
+    async with asyncio.timeout(20):
+        while (models / "drafts-1").exists():
+            await asyncio.sleep(0.005)
     assert leaving.prepared(models) == {fetched(HUB)}
-    go.set()
+    monkeypatch.setattr(preparedcopies, "PAUSE_S", 0.0)
     assert await house.look(models=Map({"a": model(HUB)})) == {fetched(HUB)}
     assert unneeded_since(models) == {}
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is away"), ValueError("a fault of ours")])
+async def test_a_look_that_fails_is_told_and_made_again_without_another_change(
+    models: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    put(models, fetched(HUB), "drafts-1")
+    monkeypatch.setattr(preparedcopies, "AGAIN_S", 0.0)
+    house, failing = House(models), [error, error, error]
+
+    def fail() -> None:
+        if failing:
+            raise failing.pop()
+
+    house.shelf.before = fail
+    told = list[tuple[str, str]]()
+    for level in ("warning", "exception"):
+        monkeypatch.setattr(preparedcopies.log, level, lambda event, *, kind, **_: told.append((event, kind)))
+    assert await house.look() == set()
+    assert not (models / "drafts-1").exists()
+    assert told == [("prepared_copies_kept", kind) for kind in ("drafts", "sources", "drafts")]
+
+
 async def test_a_disk_too_full_to_note_what_nothing_needs_gets_room_all_the_same(models: Path, at_once: None) -> None:
     put(models, fetched(HUB))
-    (models / preparedcopies.UNNEEDED).with_suffix(".new").mkdir()  # nothing can be written there
+    (models / leaving.UNNEEDED).with_suffix(".new").mkdir()  # nothing can be written there
     assert await House(models).look() == set()
 
 
