@@ -14,7 +14,7 @@ import structlog
 
 from controlplane.quantities import human_bytes, need_and_limit
 from worker import gpus, hostmemory, processes
-from worker.cuda.operation import Operation, Theatre, operate, state_of
+from worker.cuda.operation import Operation, Theatre, not_wanted, operate, state_of
 from worker.cuda.surgeon import CudaState, exchanged
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health, Moved
@@ -23,8 +23,9 @@ from worker.holderlink import HolderDenied, HolderGone
 from worker.holdermessages import Held
 from worker.local import LocalInstance
 from worker.moves import EngineState
+from worker.parts import Parts
 
-DOWN: Final = ("lock", "checkpoint")
+DOWN: Final = ("lock", "checkpoint", "state")
 UP: Final = ("restore", "unlock")
 POLL_S: Final = 0.005
 FREE_S: Final = 5.0
@@ -51,8 +52,15 @@ def theatre(local: LocalInstance) -> Theatre | None:
     return Theatre(local.site.data / "run" / "twin", record.fault) if record.pretends else None
 
 
-async def down(local: LocalInstance) -> None:
-    """Park it and take it off the GPU.
+async def down(local: LocalInstance, parts: Parts) -> None:
+    """Park it, take it off the GPU, and weigh it. Raises StepFailed, as `take_off`."""
+    await take_off(local, parts)
+    with parts.of("weigh"):
+        await weigh(local)
+
+
+async def take_off(local: LocalInstance, parts: Parts) -> None:
+    """Park it and take it off the GPU. The step process gets ready meanwhile.
 
     Raises StepFailed: `not_available`, `not_drained`, `still_mapped` (nothing was done), `no_memory`, the driver's code,
     `step_deadline`, `memory_kept`.
@@ -63,18 +71,25 @@ async def down(local: LocalInstance) -> None:
     _refuse(local)
     record, ends = local.record, _drivers_end(local.site.deadlines.checkpoint)
     await asyncio.to_thread(_host_has_room, record.skeleton_bytes)
-    await holder(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
-    pid = await _pid(local)
-    operation = await Operation.prepare(where, DOWN)
-    await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
-    if (state := await state_of(where, pid)) is not CudaState.CHECKPOINTED:
-        raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state}")
+    readying = asyncio.create_task(Operation.prepare(where, DOWN))
+    try:
+        with parts.of("park"):
+            await holder(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
+        pid = await _pid(local)
+        with parts.of("cuda_ready"):
+            operation = await asyncio.shield(readying)
+    except BaseException:
+        not_wanted(readying)
+        raise
+    with parts.of("cuda_checkpoint"):
+        said = await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
+    if not said or (state := said[-1].state) is not CudaState.CHECKPOINTED:
+        raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state if said else 'nothing'}")
     if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
         raise StepFailed("memory_kept", f"checkpointed, the engine still has {human_bytes(left)} of {record.device}")
     local.engine_state = None
     local.directory.edit(left_device=record.device)
     local.note(engine=EngineState.CHECKPOINTED, awake=False, attached=None, loaded=False, drained=True, verified=True)
-    await weigh(local)
 
 
 async def weigh(local: LocalInstance) -> None:

@@ -119,7 +119,7 @@ class Keeper:
             failure = _failure(move, task)
             if failure is None:
                 done = task.result()
-                self._steps.append(Step(done.name, done.took_ms, done.moved_bytes))
+                self._steps += (Step(done.name, done.took_ms, done.moved_bytes), *done.parts)
                 self._check = done.note or self._check
             elif await self._failed(move, failure, begun_for):
                 return True

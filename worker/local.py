@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pool.client import Attachment
 from worker import processes, ranks
-from worker.cuda.operation import Operation
+from worker.cuda.operation import Operation, not_wanted
 from worker.engines.messages import Checked, ControlCommand, Fault, State, Stocked
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
@@ -166,8 +166,7 @@ class LocalInstance:
     def stand_down(self) -> None:
         """A step process that was got ready is not wanted after all."""
         if self.readying is not None:
-            self.readying.cancel()
-            self.readying.add_done_callback(_stood_down)
+            not_wanted(self.readying)
         self.readying = None
 
     def forget(self) -> None:
@@ -181,8 +180,3 @@ class LocalInstance:
     @property
     def logs(self) -> Path:
         return self.site.data / "logs" / "engines"
-
-
-def _stood_down(readying: "asyncio.Task[Operation]") -> None:
-    if not readying.cancelled() and readying.exception() is None:
-        readying.result().kill()

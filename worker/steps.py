@@ -16,6 +16,7 @@ from worker.images import steps as images
 from worker.images.reading import Reading
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal, Move, Served, StepName
+from worker.parts import Parts
 from worker.service import FrontendGone
 
 
@@ -23,16 +24,18 @@ class Done(Step, frozen=True):
     """A step that went well. `note` is what a check found out."""
 
     note: str = ""
+    parts: tuple[Step, ...] = ()
+    """What it was made of, where it says."""
 
 
 async def run(local: LocalInstance, wanted: Wanted | None, move: Move) -> Done:
     """Carry out one move. Raises StepFailed, `step_deadline` when it outlasts its time."""
-    began = time.monotonic()
+    began, parts = time.monotonic(), Parts()
     deadline_s = local.site.deadlines.of(move.step)
     local.site.board.show(local.instance, move.step.value)
     try:
         async with within(deadline_s):
-            moved, note = await _carry_out(local, wanted, move)
+            moved, note = await _carry_out(local, wanted, move, parts)
     except TimeoutError:
         raise StepFailed("step_deadline", f"{move.step} did not end within {deadline_s:g} s") from None
     except FrontendGone as error:
@@ -41,10 +44,10 @@ async def run(local: LocalInstance, wanted: Wanted | None, move: Move) -> Done:
         raise StepFailed("lost", f"{error.filename} is gone") from error
     finally:
         local.site.board.clear(local.instance, move.step.value)
-    return Done(move.step.value, round((time.monotonic() - began) * 1000, 3), moved, note)
+    return Done(move.step.value, round((time.monotonic() - began) * 1000, 3), moved, note, parts.named(move.step.value))
 
 
-async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move) -> tuple[int, str]:
+async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move, parts: Parts) -> tuple[int, str]:
     match move.step:
         case StepName.CLEAR:
             kept = local.seen.kept
@@ -71,14 +74,14 @@ async def _carry_out(local: LocalInstance, wanted: Wanted | None, move: Move) ->
         case StepName.CONNECT:
             await skeleton.connect(local)
         case StepName.CHECKPOINT:
-            await checkpoint.down(local)
+            await checkpoint.down(local, parts)
         case _:
             assert wanted is not None, "only a directive makes an instance climb"
-            return await _climb(local, wanted, move)
+            return await _climb(local, wanted, move, parts)
     return 0, ""
 
 
-async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int, str]:
+async def _climb(local: LocalInstance, wanted: Wanted, move: Move, parts: Parts) -> tuple[int, str]:
     if not local.seen.present:
         local.directory.create(wanted.configuration)
         local.note(present=True, kept=None, sought=False)
@@ -105,7 +108,7 @@ async def _climb(local: LocalInstance, wanted: Wanted, move: Move) -> tuple[int,
             return await filling.fill(local), ""
         case StepName.BUILD:
             assert move.goal is not None
-            return await building.build(local, move.goal, wanted)
+            return await building.build(local, move.goal, wanted, parts)
         case StepName.START_FRONTEND:
             await _start_frontend(local)
         case StepName.TAKE_CELLS:

@@ -113,6 +113,17 @@ class Operation:
         return said
 
 
+def not_wanted(readying: "asyncio.Task[Operation]") -> None:
+    """Let go of a step process that is getting ready, or is ready. Nothing is waited for."""
+    readying.cancel()
+    readying.add_done_callback(_stood_down)
+
+
+def _stood_down(readying: "asyncio.Task[Operation]") -> None:
+    if not readying.cancelled() and readying.exception() is None:
+        readying.result().kill()
+
+
 async def operate(
     theatre: Theatre, pids: Sequence[int], verbs: Sequence[str], *, deadline_s: float, devices: Mapping[str, str] | None = None
 ) -> list[Said]:

@@ -1,28 +1,36 @@
-"""An image is built: the engine goes to disk and is proved to come back from there."""
+"""An image is built: the engine goes to disk and is proved to come back from there.
+
+What needs the disk alone goes on beside what needs the engine: it begins to write while CRIU dumps, all is synced while the
+proof is given, and digests are made while the driver brings the engine back. Nothing is published before all that is through.
+"""
 
 import asyncio
 import errno
 import shutil
+import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import structlog
 from msgspec.structs import replace
 
 from controlplane.quantities import human_bytes
-from worker import checkpoint, knownanswer, occupancy
+from worker import checkpoint
 from worker.checkpoint import holder
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
-from worker.images import bulk, facts
+from worker.images import bulk, facts, writeback
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import Fingerprint, MappedFile
-from worker.images.manifest import File, Manifest
-from worker.images.steps import OUR_SHARE, bring_back, seek
+from worker.images.manifest import Manifest
+from worker.images.proving import back_on_gpu, prove, returned
+from worker.images.steps import OUR_SHARE, seek
 from worker.ledge import DISK_FULL, stays_unsaved
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal
+from worker.parts import Parts
 
 ROOM: Final = 1.25
 """Times the engine's own memory must be free on disk: an image has some percent more than that, and the disk is others' too."""
@@ -32,8 +40,12 @@ FULL_BYTES: Final = 1 << 20
 NO_ROOM: Final = frozenset({"no_memory", "no_device_memory"})
 """Failures of a build that say nothing of the image, nor of any that is built when there is room."""
 
+T = TypeVar("T")
 
-async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, str]:
+log = structlog.get_logger("images")
+
+
+async def build(local: LocalInstance, goal: Goal, wanted: Wanted, parts: Parts) -> tuple[int, str]:
     """Write the engine to disk and prove it: restored once, the known answer given, asleep again. Raises StepFailed.
 
     Skeletons of one configuration have one image, so they take turns, and what the first has written serves the next.
@@ -47,27 +59,28 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted) -> tuple[int, 
             await seek(local, wanted)
             if local.seen.kept is not None:
                 return 0, ""
-        return await _built(local, goal, wanted, fingerprint)
+        return await _built(local, goal, wanted, fingerprint, parts)
 
 
-async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: Fingerprint) -> tuple[int, str]:
+async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: Fingerprint, parts: Parts) -> tuple[int, str]:
     cabinet, began, image = local.site.images, time.monotonic(), fingerprint.image
-    settling: asyncio.Task[tuple[File, ...]] | None = None
+    beside = Beside(parts)
     try:
-        made = await _dumped(local, image, wanted)
+        made = await _dumped(local, image, wanted, beside)
         manifest = Manifest(
             image=image, fingerprint=fingerprint, mapped=made[1], files=(), gpu=made[2], pid=made[0].inner_pid,
             place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
         )  # fmt: skip
-        draft = cabinet.store.root / f"{image}.draft"
-        settling = asyncio.create_task(asyncio.to_thread(cabinet.store.settle, image))
-        await bring_back(local, manifest, draft, local.site.deadlines.build * OUR_SHARE / 2)
-        if manifest.gpu is not None:
-            await _back_on_gpu(local)
-        proof = await _proved(local, goal, wanted)
-        files = await settling
+        syncing = beside.begin("sync", lambda: cabinet.store.sync(image))
+        async with returned(local, manifest, parts) as coming:  # threads for the digests: not beside those that fill memory
+            describing = beside.begin("digests", lambda: cabinet.store.describe(image))
+            proof = await prove(local, goal, wanted, manifest, coming, parts=parts)
+        with parts.of("disk_wait"):
+            await syncing
+            files = await describing
         took_ms = round((time.monotonic() - began) * 1000)
-        whole = await asyncio.to_thread(cabinet.publish, replace(manifest, files=files, proof=proof, took_ms=took_ms))
+        with parts.of("publish"):
+            whole = await asyncio.to_thread(cabinet.publish, replace(manifest, files=files, proof=proof, took_ms=took_ms))
     except OSError as error:
         code = "no_space" if error.errno == errno.ENOSPC else "image_failed"
         kept = code == "no_space" and stays_unsaved(wanted) and local.watched("engine")
@@ -82,23 +95,42 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
             await _give_up(local, image, wanted, failure.code, failure.message)
         raise
     finally:
-        if settling is not None:  # a thread can't be stopped, and must not meet the next draft of this image
-            await asyncio.gather(settling, return_exceptions=True)
+        await beside.ended()
         await asyncio.to_thread(cabinet.store.discard, image)  # published it is no draft any more; else its deadline has passed
     local.note(kept=whole.image, sought=True)
+    log.info("image_parts_ms", instance=local.instance, image=image, whole=took_ms, **parts.rounded())
     return whole.size_bytes, ""
 
 
-async def _dumped(local: LocalInstance, image: str, wanted: Wanted) -> tuple[Held, tuple[MappedFile, ...], str | None]:
+class Beside:
+    """What a build does in threads meanwhile. A thread can't be stopped, and must not meet the next draft of this image."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self._tasks = parts, list[asyncio.Task[Any]]()
+
+    def begin(self, name: str, work: Callable[[], T]) -> "asyncio.Task[T]":
+        task = asyncio.create_task(self.parts.beside(name, asyncio.to_thread(work)))
+        self._tasks.append(task)
+        return task
+
+    async def ended(self) -> None:
+        """All of it, well or not: whoever needs the one or the other asks for its result."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _dumped(
+    local: LocalInstance, image: str, wanted: Wanted, beside: Beside
+) -> tuple[Held, tuple[MappedFile, ...], str | None]:
     """The engine is gone afterwards. Raises StepFailed (`no_space`, `over_quota`, `dump_failed`, ...); after the first two the
     engine sleeps as before, if it is to stay (`stays_unsaved`).
 
     Returns who it was, what it had mapped, and the GPU that it was taken off first.
     """
-    cabinet = local.site.images
+    cabinet, parts = local.site.images, beside.parts
     draft = await asyncio.to_thread(cabinet.store.draft, image)
     try:
-        await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
+        with parts.of("room"):
+            await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
     except NoRoom as full:
         raise StepFailed(full.code, full.message) from full
     held = await holder(local, local.holder.ask)
@@ -107,15 +139,18 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted) -> tuple[Hel
     gpu = None
     if checkpoint.theatre(local) is not None:
         if local.seen.engine is not EngineState.CHECKPOINTED:
-            await checkpoint.down(local)
+            await checkpoint.take_off(local, parts)
         gpu = local.record.left_device or ""
         if open_still := facts.gpu_files(held.engine.pid):
             raise StepFailed("gpu_files_open", f"off its GPU, the engine has files of the driver open still: {open_still}")
-    mapped = await asyncio.to_thread(facts.mapped_files, held.engine.pid)
+    paths = await asyncio.to_thread(facts.mapped_paths, held.engine.pid)
+    mapping, written = beside.begin("mapped", lambda: facts.mapped_files(paths)), threading.Event()
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
+    beside.begin("written_ahead", lambda: writeback.follow(draft, "pages-*.img", written))
     try:
-        await holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
+        with parts.of("dump"):
+            await holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free
         if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
@@ -125,8 +160,11 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted) -> tuple[Hel
             message = f"the disk ran full while it was written: {human_bytes(free)} are left in {cabinet.store.root}"
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
-    await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
-    return held, mapped, gpu
+    finally:
+        written.set()
+    with parts.of("lift"):
+        await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
+    return held, await mapping, gpu
 
 
 async def _as_before(local: LocalInstance, gpu: str | None) -> None:
@@ -138,7 +176,7 @@ async def _as_before(local: LocalInstance, gpu: str | None) -> None:
     if gpu is None:
         await checkpoint.rejoined(local, held, local.site.deadlines.attach)
     else:  # parked still
-        await _back_on_gpu(local)
+        await back_on_gpu(local)
 
 
 async def to_its_end(work: Callable[[], object]) -> None:
@@ -149,23 +187,6 @@ async def to_its_end(work: Callable[[], object]) -> None:
     except asyncio.CancelledError:
         await asyncio.gather(working, return_exceptions=True)
         raise
-
-
-async def _back_on_gpu(local: LocalInstance) -> None:
-    """Raises StepFailed: an image whose engine can't come back to its GPU proves nothing."""
-    await checkpoint.up(local)
-    if local.seen.engine is not EngineState.CONNECTED:
-        raise StepFailed("cuda_failed", "the engine of the new image did not come back to its GPU")
-
-
-async def _proved(local: LocalInstance, goal: Goal, wanted: Wanted) -> str:
-    await occupancy.attach(local)
-    await occupancy.wake(local, goal, wanted)
-    found = await knownanswer.check(local)
-    await occupancy.sleep(local)
-    await occupancy.detach(local)
-    await occupancy.verify(local)
-    return found
 
 
 async def _give_up(local: LocalInstance, image: str, wanted: Wanted, code: str, message: str) -> None:

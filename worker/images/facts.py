@@ -5,6 +5,7 @@ import functools
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -76,14 +77,19 @@ def gpu_files(pid: int) -> tuple[str, ...]:
     return tuple(sorted(name for name in found if name.startswith("/dev/nvidia")))
 
 
-def mapped_files(pid: int) -> tuple[MappedFile, ...]:
+def mapped_paths(pid: int) -> list[str]:
     """Every file that a process has mapped, in order. Raises FileNotFoundError when it is gone."""
     paths = set()
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/") and not fields[5].endswith(" (deleted)"):
             paths.add(fields[5])
-    return tuple(known for path in sorted(paths) if (known := mapped_file(path)) is not None)
+    return sorted(paths)
+
+
+def mapped_files(paths: Iterable[str]) -> tuple[MappedFile, ...]:
+    """Those of them that there are."""
+    return tuple(known for path in paths if (known := mapped_file(path)) is not None)
 
 
 def mapped_file(path: str) -> MappedFile | None:

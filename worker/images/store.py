@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from worker.filedigest import taken_bytes
+from worker.images import writeback
 from worker.images.exchange import exchange
 from worker.images.manifest import MANIFEST, File, Manifest, described, read, verify
 
@@ -25,6 +27,8 @@ ASIDE: Final = f".aside{DRAFT}"
 """An image that another is about to replace, where a disk can't exchange the two."""
 TRIES: Final = 2
 """Restores of one image that may fail before it counts as failed: a first one may have met a busy machine."""
+SYNCS: Final = 16
+"""Files whose way to the disk is waited for at once."""
 _LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
 _removals = itertools.count(1)
 
@@ -73,20 +77,38 @@ class Store:
         path.mkdir(mode=0o700)
         return path
 
-    def settle(self, image: str) -> tuple[File, ...]:
-        """All of a draft to disk, and its digests; others may read it meanwhile (its proof does). Raises OSError."""
-        draft = self.root / f"{image}{DRAFT}"
-        files = tuple(described(path) for path in sorted(draft.iterdir()) if path.name not in _LOGS)
-        for file in files:
-            _fsync(draft / file.name)
-        return files
+    def sync(self, image: str) -> None:
+        """All of a draft to disk; others may read it meanwhile (its proof does). Raises OSError.
+
+        An engine of many threads has a file for each. So that they don't wait for the disk one after another, all are begun
+        before the first is waited for, and several are waited for at once.
+        """
+        files = self._drafted(image)
+        for path in files:
+            writeback.begin(path)
+        with ThreadPoolExecutor(SYNCS, "image-sync") as waiting:
+            for synced in [waiting.submit(_fsync, path) for path in files]:
+                synced.result()
+
+    def describe(self, image: str) -> tuple[File, ...]:
+        """The files of a draft, with their digests. Raises OSError."""
+        return tuple(described(path) for path in self._drafted(image))
+
+    def _drafted(self, image: str) -> list[Path]:
+        return sorted(path for path in (self.root / f"{image}{DRAFT}").iterdir() if path.name not in _LOGS)
 
     def publish(self, manifest: Manifest) -> Manifest:
-        """Make a draft the image: settled, unless it is, then the manifest, then its name. Raises OSError."""
+        """Make a draft the image: described and synced, unless it is (`files`), then the manifest, then its name.
+
+        Raises OSError.
+        """
         draft, final = self.root / f"{manifest.image}{DRAFT}", self.root / manifest.image
         for log in _LOGS:
             (draft / log).unlink(missing_ok=True)
-        whole = manifest if manifest.files else replace(manifest, files=self.settle(manifest.image))
+        whole = manifest
+        if not manifest.files:
+            whole = replace(manifest, files=self.describe(manifest.image))
+            self.sync(manifest.image)
         (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
         _fsync(draft / MANIFEST)
         _fsync(draft)

@@ -11,7 +11,15 @@ import msgspec
 import pytest
 
 from controlplane.commands import Checkpoint, Load, RebuildImage, Retry, Save, Sleep, Tick
-from controlplane.events import ImageBuilt, ImageFailed, InstanceCheckpointed, InstanceFailed, InstanceUp, OperationFailed
+from controlplane.events import (
+    ImageBuilt,
+    ImageFailed,
+    InstanceCheckpointed,
+    InstanceFailed,
+    InstanceSaved,
+    InstanceUp,
+    OperationFailed,
+)
 from controlplane.fleet import Instance
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
@@ -23,6 +31,7 @@ from worker.holderlink import HolderDenied, HolderLink
 from worker.images import building
 from worker.local import LocalInstance
 from worker.moves import EngineState
+from worker.parts import Parts
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -315,8 +324,15 @@ async def test_it_goes_to_disk_from_there_and_comes_back_from_the_disk(plane: Pl
     images_possible(plane)
     first = await up(plane)
     await take_off(plane)
+    there: Any = plane.of_type(InstanceCheckpointed)[-1]
+    parts = {step.name: step.took_ms for step in there.steps if step.name.startswith("checkpoint.")}
+    assert set(parts) == {"checkpoint.park", "checkpoint.cuda_ready", "checkpoint.cuda_checkpoint", "checkpoint.weigh"}
+    assert sum(parts.values()) <= next(step.took_ms for step in there.steps if step.name == "checkpoint")
     plane.order(Save(model="a"))
     await plane.until(lambda: plane.fleet.instances[first.instance].rung is Rung.SAVED)
+    saved: Any = plane.of_type(InstanceSaved)[-1]
+    names = {step.name for step in saved.steps}
+    assert {"build.dump", "build.cuda_restore"} <= names and "build.park" not in names, "it was parked already"
     assert not plane.processes()
     again = await plane.load("a")
     names = steps_of(plane)
@@ -380,13 +396,13 @@ async def test_what_is_awake_or_mapped_is_refused_and_stays_as_it_is(plane: Plan
     await up(plane)
     (keeper,) = plane.worker.reconciler.keepers.values()
     with pytest.raises(StepFailed) as failed:
-        await checkpoint.down(keeper.local)
+        await checkpoint.down(keeper.local, Parts())
     assert failed.value.code == "not_drained"
     plane.order(Sleep(model="a"))
     await plane.until(lambda: any(i.rung is Rung.SLEEP for i in plane.fleet.instances.values()))
     keeper.local.note(attached="ws_1")
     with pytest.raises(StepFailed) as failed:
-        await checkpoint.down(keeper.local)
+        await checkpoint.down(keeper.local, Parts())
     assert failed.value.code == "still_mapped"
     assert keeper.local.seen.engine is EngineState.CONNECTED
     keeper.local.note(attached=None)

@@ -1,9 +1,11 @@
 """What goes wrong around images, with a real CRIU: each has a stable reason, nothing wrong is restored, nothing is left."""
 
 import asyncio
+import errno
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from worker import checkpoint, hostmemory, knownanswer, processes
 from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
-from worker.images import budget, bulk, steps
+from worker.images import budget, building, bulk, steps
 from worker.images.manifest import Manifest
 from worker.images.reading import Reading
 from worker.images.store import Store
@@ -237,6 +239,77 @@ async def test_an_engine_that_does_not_come_back_in_its_build_fails_the_save_and
     await plane.load("a")
     await save(plane, "a")
     assert plane.of_type(ImageBuilt)[-1].image == image.image
+
+
+@pytest.mark.parametrize("part", ["sync", "describe"])
+async def test_a_disk_that_fails_beside_the_proof_leaves_no_image(
+    house: Plant, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def failing(self: Store, image: str) -> None:
+        raise OSError(errno.EIO, "a sector is gone")
+
+    await house.register("a")
+    await house.load("a")
+    with monkeypatch.context() as bad:
+        bad.setattr(Store, part, failing)
+        failed = await refused_save(house, "a")
+    assert failed.code == "image_failed"
+    assert "a sector is gone" in failed.message
+    assert house.of_type(ImageFailed)[-1].step == "build"
+    assert not house.of_type(ImageBuilt)
+    assert list((house.data / "images").iterdir()) == []
+
+
+async def test_a_proved_image_is_not_one_before_the_disk_has_it(house: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    proved, go, sync, prove = threading.Event(), threading.Event(), Store.sync, building.prove
+
+    def slow(self: Store, image: str) -> None:
+        assert go.wait(60)
+        sync(self, image)
+
+    async def watched(*given: Any, **more: Any) -> str:
+        found = await prove(*given, **more)
+        proved.set()
+        return found
+
+    monkeypatch.setattr(Store, "sync", slow)
+    monkeypatch.setattr(building, "prove", watched)
+    await house.register("a")
+    await house.load("a")
+    house.order(Save(model="a"))
+    await house.until(proved.is_set)
+    (draft,) = (house.data / "images").iterdir()
+    assert draft.name.endswith(".draft") and not (draft / "manifest.json").exists()
+    assert not house.of_type(ImageBuilt)
+    go.set()
+    await house.until(lambda: house.only().rung is Rung.SAVED)
+    path, made = manifest(house)
+    assert house.of_type(ImageBuilt)[-1].image == path.name
+    house.worker.images.store.verify(made)
+
+
+async def test_a_failed_proof_waits_for_the_disk_before_its_draft_goes(
+    plane: Plant, surgeon: Surgeon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, ended = threading.Event(), threading.Event(), list[bool]()
+
+    def slow(self: Store, image: str) -> None:
+        begun.set()
+        assert go.wait(60)
+        ended.append(True)
+
+    monkeypatch.setattr(Store, "sync", slow)
+    await plane.register("a")
+    await plane.load("a")
+    surgeon.do("restore", "exit 1")
+    plane.order(Save(model="a"))
+    await plane.until(lambda: begun.is_set() and plane.of_type(ImageFailed))
+    assert not plane.of_type(OperationFailed), "a thread of it is at work still"
+    go.set()
+    failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    assert (failed.code, ended) == ("restore_failed", [True])
+    assert list((plane.data / "images").iterdir()) == []
+    assert not plane.of_type(ImageBuilt)
 
 
 async def test_a_machine_without_the_memory_does_not_begin_a_restore_and_blames_no_image(

@@ -42,6 +42,10 @@ async def test_a_model_goes_to_disk_and_serves_again_from_there(house: Plant) ->
     saved = await save(house, "a")
     assert not house.fleet.grants, "the cells are free"
     built = house.of_type(ImageBuilt)[-1]
+    steps = {step.name: step.took_ms for step in house.of_type(InstanceSaved)[-1].steps}
+    parts = ("dump", "lift", "restore", "attach", "wake", "check", "asleep", "disk_wait", "publish")
+    assert sum(steps[f"build.{part}"] for part in parts) <= steps["build"], "one after another"
+    assert {"build.written_ahead", "build.mapped", "build.sync", "build.digests"} < set(steps), "and these beside them"
     assert built.proof == "same_tokens", "restored once, and its answer compared, before it was published"
     assert (saved.image, built.configuration) == (built.image, up.configuration)
     path, made = manifest(house)
