@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import logging
 import os
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from pool.messages import Deposit, Staged, Tensor
 from pool.residency import Refused
 from pool.safetensors import BadSource, read_source
 from pool.sizes import written
-from pool.stage import DIGEST_BYTES, READERS, Progress, digest_of
+from pool.stage import DIGEST_BYTES, READERS, Progress, digest_of, yield_to_copies
 from pool.stagings import Stagings
 
 DIGESTERS = max(2, min(16, (os.cpu_count() or 2) * 3 // 4))
@@ -25,6 +27,7 @@ LARGE_BYTES = 256 << 20
 """A tensor from here on is digested by several threads: if it comes last, all the others wait for it."""
 LARGE_PIECE = 16 << 20
 LARGE_THREADS = max(1, min(4, (os.cpu_count() or 2) // 4))
+log = logging.getLogger("pool")
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 
 
@@ -79,6 +82,8 @@ class Deposits:
         except BaseException:
             await self.end(pledge)
             raise
+        lay_ready = sum(spare.size for spare in draft.spares.values())
+        log.info("room_given", extra={"ms": (time.monotonic() - begun) * 1000, "lay_ready_bytes": lay_ready})
         return pledge
 
     async def seal(self, pledge: Pledge) -> tuple[Manifest, Staged]:
@@ -139,7 +144,8 @@ class Digests:
         self.progress = Progress()
         self.progress.total_bytes = sum(tensor.size_bytes for tensor in tensors)
         self._draft, self._tensors = draft, tensors
-        self._threads = ThreadPoolExecutor(DIGESTERS, "pool-digest")
+        self._threads = ThreadPoolExecutor(DIGESTERS, "pool-digest", initializer=yield_to_copies)
+        self._own = threading.local()
         self._begun: list[Future[Tensor]] = []
 
     def begin(self, count: int) -> None:
@@ -158,9 +164,16 @@ class Digests:
 
     def _digested(self, tensor: Tensor) -> Tensor:
         large = tensor.size_bytes >= LARGE_BYTES
-        buffer = memoryview(bytearray(min(LARGE_PIECE if large else DIGEST_BYTES, max(tensor.size_bytes, 1))))
+        buffer = self._buffer(LARGE_PIECE if large else DIGEST_BYTES)[: max(tensor.size_bytes, 1)]
         fd, threads = self._draft.fds[tensor.segment], LARGE_THREADS if large else 1
         return msgspec.structs.replace(tensor, digest=digest_of(fd, tensor, buffer, self.progress, threads=threads))
+
+    def _buffer(self, size: int) -> memoryview:
+        """A thread's own, for all of its tensors: to make one takes milliseconds, and the interpreter waits for it."""
+        there: memoryview = getattr(self._own, "buffer", memoryview(b""))
+        if len(there) < size:
+            there = self._own.buffer = memoryview(bytearray(size))
+        return there[:size]
 
 
 def _staged(manifest: Manifest, begun: float, read_bytes: int) -> Staged:

@@ -161,6 +161,7 @@ class Devices:
                     extra={
                         "set": slabs.weight_set, "device": device.lane.gpu.uuid, "ms": result.took_ms, "waited_s": waited,
                         "links": shards, "blocks": len(blocks), "made_ms": result.made_ms, "made_ahead": result.made_ahead,
+                        "longest_ms": result.longest_ms,
                     },
                 )  # fmt: skip
                 filled.set_result(result)

@@ -105,12 +105,17 @@ def fill(
     fds: dict[int, int] = {}
     journey = Journey(gpu, routes, pace)
 
+    longest_s = 0.0
+
     def make(step: Step) -> float:
         """Seconds that it took."""
+        nonlocal longest_s
         at = time.monotonic()
         block = blocks[step.block] = gpu.create(step.size_bytes, journey.writers)
         fds[step.block] = gpu.export(block)
-        return time.monotonic() - at
+        took = time.monotonic() - at
+        longest_s = max(longest_s, took)
+        return took
 
     def send(step: Step) -> None:
         for at, part in _placed(slabs, groups[step.block]):
@@ -141,7 +146,9 @@ def fill(
         if isinstance(error, NoDeviceMemory):
             raise full(slabs.weight_set, gpu, slabs.bytes_of(groups), gpu.free_bytes()) from error
         raise
-    return msgspec.structs.replace(_filled(slabs.bytes_of(groups), shards, begun), made_ms=made_s * 1000, made_ahead=early)
+    return msgspec.structs.replace(
+        _filled(slabs.bytes_of(groups), shards, begun), made_ms=made_s * 1000, made_ahead=early, longest_ms=longest_s * 1000
+    )
 
 
 def refill(gpu: Gpu, slabs: Slabs, made: OnDevice, routes: Sequence[Route] = (), *, pace: Pace = FREE) -> Filled:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from pool.huge import in_huge_pages
-from pool.mapping import map_shared, unmap
+from pool.mapping import HUGE_PAGE, map_shared, unmap
 
 
 class Filling:
@@ -20,6 +20,7 @@ class Filling:
     def __init__(self, fds: Sequence[int], sizes: Sequence[int]) -> None:
         self._fds, self._sizes = fds, sizes
         self._turns = [threading.Lock() for _ in fds]
+        self._pays = bool(fds) and self._huge()
         self._mapped: dict[int, int | None] = {}
         """Segment -> its address; None: not mapped."""
 
@@ -49,5 +50,10 @@ class Filling:
         with self._turns[segment]:
             if segment not in self._mapped:
                 fd, size = self._fds[segment], self._sizes[segment]
-                self._mapped[segment] = map_shared(os.dup(fd), size) if in_huge_pages(fd, size) else None
+                self._mapped[segment] = map_shared(os.dup(fd), size) if self._pays else None
             return self._mapped[segment]
+
+    def _huge(self) -> bool:
+        """By one page of the largest segment, for all: the kernel interrupts every processor to tell."""
+        largest = max(range(len(self._sizes)), key=lambda number: self._sizes[number])
+        return in_huge_pages(self._fds[largest], min(self._sizes[largest], HUGE_PAGE))

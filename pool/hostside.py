@@ -42,9 +42,11 @@ class HostSide:
         except OSError as error:
             log.warning("not_mapped", extra={"weight_set": manifest.weight_set, "why": str(error)})
             return
+        begun = asyncio.get_running_loop().time()
         for part in list(slabs.parts):
             await self.pin(part)
-        log.info("registered", extra={"weight_set": manifest.weight_set, "bytes": slabs.registered_bytes})
+        took_ms = (asyncio.get_running_loop().time() - begun) * 1000
+        log.info("registered", extra={"weight_set": manifest.weight_set, "bytes": slabs.registered_bytes, "ms": took_ms})
 
     async def pin(self, slab: Slab) -> None:
         """All of it, for every device of this process, whenever nobody waits for one."""

@@ -192,6 +192,8 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of `took_ms`, until all memory was made and exported; bytes travel meanwhile. 0: it was there."""
     made_ahead: int = 0
     """Blocks that were made before the first byte left."""
+    longest_ms: float = 0.0
+    """What the driver took for the one block that it took longest to make: a millisecond, unless something else holds it up."""
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):

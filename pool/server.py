@@ -235,6 +235,7 @@ class Server:
 
     async def _remove(self, weight_set: str) -> bool:
         """False: it has gone already, or a sound copy has come meanwhile, and it stays."""
+        begun = asyncio.get_running_loop().time()
         async with self.stagings.keeping:
             resident = self.residency.sets.get(weight_set)
             if resident is None or resident.holders or not (resident.bad or resident.leaving):
@@ -248,5 +249,6 @@ class Server:
         else:
             await self.ready.recycle(grave, resident.manifest, slabs)
         await asyncio.to_thread(shutil.rmtree, grave)
-        log.info("removed", extra={"weight_set": weight_set})
+        took_ms = (asyncio.get_running_loop().time() - begun) * 1000
+        log.info("removed", extra={"weight_set": weight_set, "ms": took_ms})
         return True

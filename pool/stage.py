@@ -5,6 +5,7 @@ In small pages a mapping pays a fault for every 4 KiB, which costs more than the
 0.25 with the copy, 0.17 in huge pages): there chunks go file -> buffer -> segment.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -27,6 +28,15 @@ DIGEST_BYTES = 2 << 20
 READERS = max(2, min(12, (os.cpu_count() or 2) * 3 // 4))
 """Each reads and hashes 6 GB/s, of which hashing is two thirds: it takes more of them than a plain copy to saturate memory. A
 quarter of the cores is left to engines."""
+
+NICENESS = 5
+"""Of threads that hash: for as long as all cores are busy they have a third of what a copy's thread, or an engine's, has."""
+
+
+def yield_to_copies() -> None:
+    """Linux: a thread has a niceness of its own."""
+    with contextlib.suppress(PermissionError):  # the daemon's is higher already
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Cancelled(Exception):
@@ -67,7 +77,7 @@ def copy(source: Source, layout: Layout, draft: Draft, progress: Progress, *, re
             files.append(fd)
             _unchanged(file, state)
         order = sorted(range(len(layout.tensors)), key=lambda number: _turn(layout.tensors[number]))
-        with Windows(draft) as windows, ThreadPoolExecutor(readers + 1, thread_name_prefix="pool-reader") as pool:
+        with Windows(draft) as windows, ThreadPoolExecutor(readers + 1, "pool-reader", yield_to_copies) as pool:
             pool.submit(windows.open, dict.fromkeys(layout.tensors[number].segment for number in order), progress)
             work = [pool.submit(_copy_tensor, files, layout.tensors[number], windows, draft.fds, progress) for number in order]
             digests = dict(zip(order, _results(work, progress.cancel), strict=True))
