@@ -26,7 +26,7 @@ def show(rows: Row) -> None:
     for way, steps in rows["steps_ms"].items():
         table.add_row(way)
         for step, of in steps.items():
-            table.add_row(f"  {step}", *_times(of))
+            table.add_row(f"{'    ' if '.' in step else '  '}{step}", *_times(of))  # what a step was made of stands below it
     console.print(table)
     for operation, why in rows["skipped"].items():
         console.print(f"{operation}: not possible here: {why}")
