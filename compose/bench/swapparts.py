@@ -93,8 +93,9 @@ class SwapParts:
         _, sleep_ms = engine.timed(Sleep())
         _, detach_ms = engine.timed(Detach())
         added_ms = max(first_ms - warm_ms, 0)
+        up_ms = attach_ms + wake_ms + added_ms
         return {
-            "cycle_ms": attach_ms + wake_ms + added_ms + drain_ms + sleep_ms + detach_ms, "attach_ms": attach_ms,
+            "cycle_ms": up_ms + drain_ms + sleep_ms + detach_ms, "up_ms": up_ms, "attach_ms": attach_ms,
             "copy_ms": up.copy_ms, "wake_ms": wake_ms, "first_token_added_ms": added_ms, "drain_ms": drain_ms,
             "sleep_ms": sleep_ms, "detach_ms": detach_ms, "warm_first_token_ms": warm_ms, "bytes_copied": up.bytes_copied,
             "same_tokens": ids == self.tokens.setdefault(name, ids), **top, **self._used("device_bytes_asleep"),

@@ -1,6 +1,7 @@
 """`bench`: what it asks for before it begins, and what it makes of its rows."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,16 @@ def test_goals_follow_from_the_bytes_and_the_bus_of_the_same_run(capsys: pytest.
         "shape": "8b", "device": "H", "gpus": 1, "date": "today", "vllm": "1", "torch": None, "driver": "2",
         "parts": {
             "bus": {"bytes_per_s": [50e9, 49e9, 51e9]},
-            "cycles a": {"median": {**ms, "cycle_ms": [390.0, 380, 400], "copy_ms": [310.0, 1, 1], "bytes_copied": [15e9, 1]}},
+            "cycles a": {"median": {**ms, "cycle_ms": [390.0, 380, 400], "up_ms": [355.0, 1, 2], "copy_ms": [310.0, 1, 1],
+                                    "bytes_copied": [15e9, 1]}},
             "throughput": {"many": [980.0, 990.0, 970.0], "one": [10.0], "plain_many": [1000.0], "plain_one": []},
             "plain vLLM": {"start_s": 30.0}, "plain vLLM, level 1": {"median": {"cycle_ms": [780.0, 1, 1]}},
         },
     }  # fmt: skip
     swapreport.show(rows)
     said = capsys.readouterr().out
-    assert "goal 444 ms, 15.00 GB" in said
+    assert re.search(r"command to the first token +355 ms +goal 444 ms, 15.00 GB", said)
+    assert re.search(r"down right before it +390 ms +the same goal", said)
     assert "96.8% of the bus" in said
     assert "2.0 x ours" in said
     assert "98.0% of plain vLLM's 1000" in said
