@@ -83,7 +83,10 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOG_CHECK_S)
             for path in [*(self.data / "logs").glob("*.log"), *(self.data / "run" / "inst").glob("*/*.log")]:
-                bound(path, LOG_LIMIT_BYTES)
+                try:
+                    bound(path, LOG_LIMIT_BYTES)
+                except Exception as error:  # a disk that is full for a while must not be the end of what keeps it from that
+                    log.error("log_not_bounded", path=str(path), reason=repr(error), again_s=LOG_CHECK_S)
 
 
 def bound(path: Path, limit_bytes: int) -> None:

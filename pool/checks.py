@@ -47,6 +47,7 @@ class Checks:
             progress, edition = Progress(), self._residency.edition(manifest.weight_set)
             try:
                 bad = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, manifest, progress)
+                await self._condemn(manifest.weight_set, bad, edition)
             except asyncio.CancelledError:
                 progress.cancel()
                 raise
@@ -54,8 +55,6 @@ class Checks:
                 continue
             except Exception:
                 log.exception("check_failed", extra={"weight_set": manifest.weight_set})
-                continue
-            await self._condemn(manifest.weight_set, bad, edition)
         log.info("checked", extra={"sets": len(manifests)})
 
     def _compare(self, manifest: Manifest, progress: Progress) -> tuple[str, ...]:

@@ -162,6 +162,8 @@ class Ready:
                     pass
             except OSError as error:  # the host has no more: the next change asks again
                 log.warning("not_ready", extra={"why": str(error)})
+            except Exception:  # a device that can't pin, or a fault of ours: ended, this would be silent for good
+                log.exception("not_ready")
             longest_ms, self._longest_s = self._longest_s * 1000, 0.0
             log.info("ready_ahead", extra={"bytes": self.size_bytes, "pinned": self.pinned_bytes, "longest_ms": longest_ms})
 

@@ -46,7 +46,10 @@ class Beats:
         try:
             while True:
                 self._site.board.changed.clear()
-                await self._bus.publish(subjects.beat_node(self._site.plane.node), self.beat())
+                try:
+                    await self._bus.publish(subjects.beat_node(self._site.plane.node), self.beat())
+                except Exception:  # without a beat the plane takes the node for dead, though all of it serves
+                    log.exception("not_beaten")
                 await asyncio.sleep(SOONEST_S)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S - SOONEST_S):

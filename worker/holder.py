@@ -167,7 +167,10 @@ class Holder:
             await asyncio.sleep(LOOK_S)
             if (self._engine.idle and time.monotonic() - self._asked > self._linger_s) or not self._directory.path.exists():
                 self.left.set()
-            self._directory.cut_log(LOG_LIMIT)
+            try:
+                self._directory.cut_log(LOG_LIMIT)
+            except OSError as error:  # a disk that is full for a while is no reason to end an engine
+                print(f"{self._directory.engine_log} could not be cut: {error}", file=sys.stderr)  # noqa: T201
 
 
 def main() -> int:

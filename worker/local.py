@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import structlog
 from msgspec.structs import replace
 
 from pool.client import Attachment
@@ -20,6 +21,11 @@ from worker.processes import Process
 from worker.service import Service
 from worker.shelf import Shelved
 from worker.site import Site
+
+AGAIN_S: Final = 1.0
+"""Before another watch for a process's end, where that could not be watched for."""
+
+log = structlog.get_logger("instance")
 
 
 class LocalInstance:
@@ -130,6 +136,17 @@ class LocalInstance:
             task.cancel()
 
     async def _watched(self, role: str, process: Process) -> None:
+        """Nothing else tells of an end, so nothing that goes wrong ends the watch (descriptors may have run out)."""
+        while True:
+            try:
+                await self._until_ended(role, process)
+            except Exception:
+                log.exception("watch_failed", instance=self.instance, role=role, pid=process.pid, again_s=AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    async def _until_ended(self, role: str, process: Process) -> None:
         await processes.gone(process)
         if self.ending:
             return

@@ -180,10 +180,19 @@ class Stock:
 
     async def _drop(self, weight_set: str) -> None:
         began = time.monotonic()
-        while not await self._shelf.dropped(weight_set):  # noqa: ASYNC110 (another process's state)
+        while not await self._left(weight_set):  # noqa: ASYNC110 (another process's state)
             await asyncio.sleep(RETRY_S)
         log.info("weights_dropped", weight_set=weight_set, waited_s=round(time.monotonic() - began, 3))
         self._report(ReportDropped(node=self._desired().node, weight_set=weight_set, code="dismissed"))
+
+    async def _left(self, weight_set: str) -> bool:
+        """Take it out of the pool. A fault of ours must not leave it there for ever: the room it takes is given away."""
+        try:
+            return await self._shelf.dropped(weight_set)
+        except Exception:
+            log.exception("drop_failed", weight_set=weight_set, again_s=AGAIN_S[0])
+            await asyncio.sleep(AGAIN_S[0])
+            return False
 
 
 def _same_draft(shelved: Shelved, known: ModelFacts) -> None:

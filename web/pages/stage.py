@@ -95,14 +95,15 @@ class Stage:
                 ended = await self.history.page_of_ended(before=None, limit=ENDED_KEPT)
                 newest = await self.history.page_of_events(before=None, limit=REQUEST_EVENTS_KEPT)
                 others = await self.history.page_of_events(before=None, limit=OTHERS_KEPT, types=OTHER_TYPES)
-            except (Refused, OSError, TimeoutError) as error:
-                _log.warning("live.history_away", reason=str(error), attempt=attempt)
+                self.painter.recent.refill([*ended, *newest, *others])
+            except Exception as error:
+                away = isinstance(error, Refused | OSError | TimeoutError)
+                _log.warning("live.history_away", reason=repr(error), attempt=attempt, exc_info=None if away else error)
                 self._stale.set()
-                await asyncio.sleep(min(2**attempt * 0.25, 10))
+                await asyncio.sleep(min(2 ** min(attempt, 6) * 0.25, 10))
                 attempt += 1
-                continue
-            self.painter.recent.refill([*ended, *newest, *others])
-            self.painter.noticed(None)
+            else:
+                self.painter.noticed(None)
 
 
 def now_ms() -> int:

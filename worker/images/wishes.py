@@ -63,8 +63,10 @@ class Wishes:
             quota = self._cabinet.budget.given_bytes
             try:
                 await asyncio.to_thread(self._cabinet.collect)
-            except OSError as error:
-                log.error("quota_not_kept", quota=quota, reason=str(error))  # the next image that is made tries again
+            except Exception as error:
+                log.error(
+                    "quota_not_kept", quota=quota, reason=repr(error), exc_info=error
+                )  # the next image that is made tries again
 
     def _removed(self, name: str) -> None:
         """The plane may have said more of it meanwhile (first to be made anew, say, and then to leave): look again."""
@@ -88,8 +90,8 @@ class Wishes:
                 await asyncio.to_thread(self._cabinet.remove, name, wish.leaving[1])
             else:
                 await asyncio.to_thread(self._cabinet.forget, name)
-        except OSError as error:
-            log.error("image_not_removed", image=name, reason=str(error), again_s=AGAIN_S)
+        except Exception as error:
+            log.error("image_not_removed", image=name, reason=repr(error), again_s=AGAIN_S, exc_info=error)
             if name not in self._again and not self._closed:
                 self._again[name] = asyncio.get_running_loop().call_later(AGAIN_S, self._retry, name)
         else:

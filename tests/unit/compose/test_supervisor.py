@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,3 +260,23 @@ async def test_a_stranger_who_has_the_pid_of_an_earlier_holder_is_not_taken_for_
         for one in (stranger, holder):
             one.kill()
             one.wait()
+
+
+async def test_one_log_that_can_not_be_bounded_now_leaves_no_log_unbounded(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compose.supervisor.LOG_LIMIT_BYTES", 50)
+    monkeypatch.setattr("compose.supervisor.LOG_CHECK_S", 0.01)
+    full = tmp_path / "logs" / "x.log"
+    full.write_bytes(b"x" * 100)
+    kept, refusals = full.with_name("x.log.1"), [OSError(errno.ENOSPC, "no room for a while")] * 2
+    copy = shutil.copyfile
+
+    def refuses(source: Path, target: Path) -> None:
+        if refusals:
+            raise refusals.pop()
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", refuses)
+    supervisor.add(ChildSpec(name="a", argv=SLEEPER))
+    await until(lambda: kept.exists() and not full.stat().st_size)

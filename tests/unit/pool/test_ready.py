@@ -121,3 +121,25 @@ async def test_two_stagings_at_once_make_way_for_each_other(tmp_path: Path, monk
     for fd in other:
         os.close(fd)
     await ready.close()
+
+
+async def test_memory_is_made_ready_again_after_a_step_that_fails_for_whatever_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pool.ready.SETTLE_S", 0.0)
+    arena, faults = Arena(tmp_path), [ValueError("a fault of ours"), OSError(errno.ENOSPC, "no more")]
+    ready = Ready(arena, Devices(arena, Way()), Way(), lambda: 2 * MIB)
+    make = ready._make
+
+    async def breaks(size: int) -> None:
+        if faults:
+            raise faults.pop()
+        await make(size)
+
+    monkeypatch.setattr(ready, "_make", breaks)
+    ready.start((2 * MIB,))
+    for left in (1, 0):
+        await until(lambda left=left: len(faults) == left)  # type: ignore[misc]
+        ready._changed.set()
+    await until(lambda: ready.size_bytes == 2 * MIB)
+    await ready.close()

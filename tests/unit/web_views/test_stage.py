@@ -20,18 +20,21 @@ class Unsteady(StagedPlane):
     """Its history is away at first."""
 
     away = 1
+    why: Exception = Refused(Code.UNAVAILABLE, "the log can't be read now", retry_after_ms=2000)
 
     async def page_of_ended(
         self, *, before: int | None, limit: int, model: str | None = None, outcome: str | None = None
     ) -> Sequence[Recorded]:
         if self.away:
             self.away -= 1
-            raise Refused(Code.UNAVAILABLE, "the log can't be read now", retry_after_ms=2000)
+            raise self.why
         return await super().page_of_ended(before=before, limit=limit, model=model, outcome=outcome)
 
 
-async def test_the_lists_fill_in_once_the_log_answers_and_again_after_a_gap() -> None:
+@pytest.mark.parametrize("why", [Unsteady.why, ValueError("a fault of ours")])
+async def test_the_lists_fill_in_once_the_log_answers_and_again_after_a_gap(why: Exception) -> None:
     plane = busy(Unsteady(NOW))
+    plane.why = why
     stage = Stage(plane, plane, plane, plane, Site("http://house"))
     running = asyncio.create_task(stage.run())
     try:

@@ -34,3 +34,32 @@ async def test_a_cancellation_that_meets_progress_counts(turns: int, monkeypatch
     task.cancel()
     await asyncio.wait([task], timeout=5)
     assert task.cancelled()
+
+
+async def test_a_beat_that_can_not_be_made_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node would be taken for dead although all of it serves, and nobody would be told why."""
+    monkeypatch.setattr(beats, "SOONEST_S", 0.0)
+    monkeypatch.setattr(beats, "EVERY_S", 0.0)
+    sent = asyncio.Event()
+
+    class Heard(Mute):
+        async def publish(self, subject: str, message: object) -> None:
+            sent.set()
+
+    site: Any = SimpleNamespace(board=Board(), plane=SimpleNamespace(node="n1", pool_bytes=0))
+    beating = Beats(site, cast(Any, Heard()), cast(Any, None), cast(Any, None), "inc_1")
+    real, made = beating.beat, list[object]()
+
+    def breaks() -> object:
+        made.append(None)
+        if len(made) < 3:
+            raise ValueError("a fault of ours")
+        return real()
+
+    monkeypatch.setattr(beating, "beat", breaks)
+    monkeypatch.setattr(beating, "measure", asyncio.Event().wait)
+    task = asyncio.create_task(beating.run())
+    async with asyncio.timeout(20):
+        await sent.wait()
+    task.cancel()
+    await asyncio.wait([task], timeout=5)

@@ -1,5 +1,6 @@
 """What a worker takes over from the one before it, and what it lets go of in time."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,3 +100,27 @@ async def test_the_first_wrong_answer_is_its_images_fault_whatever_the_restore_w
     with pytest.raises(StepFailed):
         await images.check(local, wanted)
     assert blamed == ["img_1"], "it has been right since"
+
+
+async def test_an_end_is_heard_of_although_it_could_not_be_watched_for_at_first(
+    local: LocalInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else says that an engine has ended: unheard, it is served from for ever."""
+    monkeypatch.setattr("worker.local.AGAIN_S", 0.0)
+    faults = [OSError(24, "too many open files"), ValueError("a fault of ours")]
+
+    async def gone(process: Process) -> bool:
+        if faults:
+            raise faults.pop()
+        return True
+
+    monkeypatch.setattr("worker.processes.gone", gone)
+    says(local)
+    local.note(engine=EngineState.CONNECTED)
+    local.watch("engine", ENGINE)
+    async with asyncio.timeout(20):
+        while local.seen.engine is not EngineState.DEAD:
+            await asyncio.sleep(0.005)
+    assert local.lost is not None
+    assert local.lost[0] == "engine_died"
+    local.forget()

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from immutables import Map
 
 from controlplane.commands import ReportDropped
@@ -98,3 +99,24 @@ async def test_what_is_on_its_way_is_given_time() -> None:
     assert (shelf.dropped_sets, reports) == ([], [])
     await kept.compare(["ws_new"], 2 * STRAY_S)
     assert (shelf.dropped_sets, len(reports)) == (["ws_new"], 1)
+
+
+async def test_a_dismissed_set_whose_leaving_meets_a_fault_of_ours_leaves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.stock.AGAIN_S", (0.0, 0.0))
+    reports, faults = list[Report](), [ValueError("a fault of ours")] * 2
+
+    class Faulty(Shelf):
+        async def dropped(self, weight_set: str) -> bool:
+            if faults:
+                raise faults.pop()
+            return await super().dropped(weight_set)
+
+    shelf: Any = Faulty(set())
+    monkeypatch.setattr("worker.stock.RETRY_S", 0.0)
+    stock = Stock(shelf, lambda: Desired(node="n1", dismissed=frozenset({"ws_1"})), reports.append, Board())
+    stock.follow()
+    async with asyncio.timeout(20):
+        while not reports:
+            await asyncio.sleep(0.005)
+    assert reports == [ReportDropped(node="n1", weight_set="ws_1", code="dismissed")]
+    await stock.close()

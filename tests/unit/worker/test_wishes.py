@@ -71,8 +71,9 @@ async def test_an_image_that_is_dismissed_while_it_goes_to_be_made_anew_leaves_a
     assert list(house.cabinet.store.images()) == []
 
 
+@pytest.mark.parametrize("error", [OSError(30, "read-only for a while"), ValueError("a fault of ours")])
 async def test_an_image_that_cannot_be_removed_now_is_removed_as_soon_as_it_can(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(wishes, "AGAIN_S", 0.02)
     real, tries = Path.rename, list[Path]()
@@ -80,7 +81,7 @@ async def test_an_image_that_cannot_be_removed_now_is_removed_as_soon_as_it_can(
     def refuses(path: Path, target: Path) -> Path:
         tries.append(path)
         if len(tries) < 3:
-            raise OSError(30, "read-only for a while")
+            raise error
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", refuses)
