@@ -1,6 +1,8 @@
 """What an earlier worker left of one instance, found out."""
 
 from worker import checkpoint, instancedir
+from worker.cuda.operation import operate, state_of
+from worker.cuda.surgeon import CudaState
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health
 from worker.failure import StepFailed
@@ -66,7 +68,27 @@ async def adopt_holder(local: LocalInstance, record: Record) -> None:
 
 async def _adopt_parked(local: LocalInstance, grant: int | None) -> None:
     try:
-        state = await checkpoint.adopted(local)
+        state = await _parked(local)
         local.note(engine=state, verified=state is EngineState.CHECKPOINTED or grant is None)
     except StepFailed:
         local.note(engine=EngineState.DEAD)
+
+
+async def _parked(local: LocalInstance) -> EngineState:
+    """What an engine is that was found parked: a worker died in the middle of something. What can go on is let go on."""
+    where = checkpoint.theatre(local)
+    if where is None:
+        await checkpoint.holder(local, local.holder.release)
+        return EngineState.STARTING
+    pid = await checkpoint.engine_pid(local)
+    state = await state_of(where, pid)
+    if state is CudaState.CHECKPOINTED:
+        if (record := local.record).left_device is None:  # that worker died before it wrote down where it was
+            local.directory.edit(left_device=record.device)
+        return EngineState.CHECKPOINTED
+    if state is CudaState.LOCKED:
+        await operate(where, (pid,), ("unlock",), deadline_s=local.site.deadlines.cuda_restore)
+    elif state is not CudaState.RUNNING:
+        return EngineState.DEAD
+    await checkpoint.holder(local, local.holder.release)
+    return EngineState.STARTING

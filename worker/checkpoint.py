@@ -14,7 +14,7 @@ import structlog
 
 from controlplane.quantities import human_bytes, need_and_limit
 from worker import gpus, hostmemory, processes
-from worker.cuda.operation import Operation, Theatre, not_wanted, operate, state_of
+from worker.cuda.operation import Operation, Theatre, not_wanted
 from worker.cuda.surgeon import CudaState, exchanged
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health, Moved
@@ -75,7 +75,7 @@ async def take_off(local: LocalInstance, parts: Parts) -> None:
     try:
         with parts.of("park"):
             await holder(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
-        pid = await _pid(local)
+        pid = await engine_pid(local)
         with parts.of("cuda_ready"):
             operation = await asyncio.shield(readying)
     except BaseException:
@@ -146,7 +146,7 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
     devices = exchanged(was, record.device, [one.uuid for one in await asyncio.to_thread(gpus.gpus)])
     if devices:
         local.stand_down()  # one that was got ready would bring it back to where it was
-    pid = await _pid(local)
+    pid = await engine_pid(local)
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
     await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
     await release(local, deadline_s)
@@ -230,26 +230,6 @@ BLAMELESS: Final = frozenset({"cuda_out_of_memory", "step_deadline", "cuda_not_s
 """Failures of a CUDA restore that say nothing of the image that the process came from."""
 
 
-async def adopted(local: LocalInstance) -> EngineState:
-    """What an engine is that was found parked: a worker died in the middle of something. What can go on is let go on."""
-    where = theatre(local)
-    if where is None:
-        await holder(local, local.holder.release)
-        return EngineState.STARTING
-    pid = await _pid(local)
-    state = await state_of(where, pid)
-    if state is CudaState.CHECKPOINTED:
-        if (record := local.record).left_device is None:  # that worker died before it wrote down where it was
-            local.directory.edit(left_device=record.device)
-        return EngineState.CHECKPOINTED
-    if state is CudaState.LOCKED:
-        await operate(where, (pid,), ("unlock",), deadline_s=local.site.deadlines.cuda_restore)
-    elif state is not CudaState.RUNNING:
-        return EngineState.DEAD
-    await holder(local, local.holder.release)
-    return EngineState.STARTING
-
-
 async def holder(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> Held:
     """Ask the instance's holder. Raises StepFailed with its code, or `holder_died`."""
     try:
@@ -260,7 +240,8 @@ async def holder(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> He
         raise StepFailed("holder_died", str(error)) from error
 
 
-async def _pid(local: LocalInstance) -> int:
+async def engine_pid(local: LocalInstance) -> int:
+    """As this process sees it. Raises StepFailed (`engine_died`)."""
     held = await holder(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine")

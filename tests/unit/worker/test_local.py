@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worker import cells, checkpoint
+from worker import adoption, cells, checkpoint
 from worker.adoption import adopt_holder
 from worker.cuda.operation import Theatre
 from worker.cuda.surgeon import CudaState
@@ -62,7 +62,7 @@ async def test_where_a_checkpointed_engine_was_is_written_down_by_whoever_finds_
         return CudaState.CHECKPOINTED
 
     monkeypatch.setattr(checkpoint, "theatre", lambda _: Theatre(tmp_path))
-    monkeypatch.setattr(checkpoint, "state_of", off)
+    monkeypatch.setattr(adoption, "state_of", off)
     says(local, grant=7, parked=True)
     local.directory.edit(device="GPU-a")
     await adopt_holder(local, local.record)
