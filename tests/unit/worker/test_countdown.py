@@ -64,3 +64,22 @@ async def test_nobody_who_never_answers_is_waited_for_without_end() -> None:
     with pytest.raises(TimeoutError):
         await ask()
     assert time.monotonic() - began < 15
+
+
+async def test_a_machine_that_stands_still_again_and_again_extends_no_deadline_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(countdown, "STOOD_S", 0.05)
+    stood = list[float]()
+
+    async def thrash() -> None:
+        while len(stood) < 100:
+            stood.append(time.monotonic())
+            time.sleep(0.1)
+            await asyncio.sleep(0.001)
+
+    thrashing = asyncio.create_task(thrash())
+    with pytest.raises(TimeoutError):
+        async with within(0.3):
+            await thrashing
+    assert countdown.ANEW < len(stood) < 100
