@@ -84,7 +84,16 @@ class Draft:
 class Arena:
     def __init__(self, root: Path, topology: Topology = NO_TOPOLOGY) -> None:
         self.root = root
+        self._identity = _identity(root)
         self.nodes = Nodes(topology, in_memory=_is_memory(root))
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody has removed the directory, or put another one in its place: nothing comes in or is handed out."""
+        try:
+            return _identity(self.root) != self._identity
+        except OSError:
+            return True
 
     def room(self) -> int:
         """Bytes that the host can give: file system, memory (if these files are memory), control group."""
@@ -151,6 +160,11 @@ class Arena:
 
     def forget(self) -> None:
         shutil.rmtree(self.root)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    state = path.lstat()
+    return state.st_dev, state.st_ino
 
 
 def _is_memory(path: Path) -> bool:

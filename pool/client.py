@@ -14,6 +14,7 @@ import msgspec
 from pool.blocks import Groups
 from pool.described import Described
 from pool.messages import (
+    PLACE_LOST,
     Attach,
     Attached,
     Describe,
@@ -49,6 +50,10 @@ class PoolRefused(Exception):
         self.message = refusal.message
         self.need_bytes = refusal.need_bytes
         self.free_bytes = refusal.free_bytes
+
+
+class PoolEnds(ConnectionError):
+    """The daemon has lost its memory and makes way for another one: as good as dead, and the message says why."""
 
 
 class PoolClient:
@@ -242,7 +247,7 @@ def ask(
 
 def expect(kind: type[T], reply: Reply) -> T:
     if isinstance(reply, Refusal):
-        raise PoolRefused(reply)
+        raise PoolEnds(reply.message) if reply.code == PLACE_LOST else PoolRefused(reply)
     if not isinstance(reply, kind):
         raise WireBroken(f"{type(reply).__name__} where {kind.__name__} was due")
     return reply

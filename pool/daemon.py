@@ -1,7 +1,8 @@
 """`python -m pool.daemon --socket PATH --directory DIR --budget BYTES`: the one process of a node that owns weight sets.
 
 Ends in order on SIGTERM and SIGINT; the sets stay for the next daemon unless `--forget`.
-Exit status 2: it could not start, and says why.
+Exit status 2: it could not start, and says why; 3: the directory of its segments was removed, and whoever keeps it running
+starts it again.
 """
 
 import argparse
@@ -34,6 +35,8 @@ _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 SWITCH_S = 0.0005
 """For so long a thread that computes keeps the interpreter from one that comes back from the driver, as a copy's does some five
 times a segment: at Python's own 5 ms a hundred calls of 1 ms beside one busy thread took 1.24 s, at this 0.28."""
+PLACE_LOST = 3
+"""Exit status."""
 LEAST_SHARE = 0.1
 """Of a link's rate, for a copy beside a neighbour: 16 GB take 3 s then."""
 log = logging.getLogger("pool")
@@ -75,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
             with claim(root, directory):
                 if removed := sweep():
                     log.info("orphans_removed", extra={"places": removed})
-                asyncio.run(_run(listener, root, options))
+                if asyncio.run(_run(listener, root, options)):
+                    return PLACE_LOST
     except (CannotStart, PlaceRefused, OSError) as error:
         log.error("cannot_start", extra={"why": str(error)})
         return 2
@@ -114,7 +118,8 @@ def _share(text: str) -> float:
     return share
 
 
-async def _run(listener: socket.socket, root: Path, options: argparse.Namespace) -> None:
+async def _run(listener: socket.socket, root: Path, options: argparse.Namespace) -> bool:
+    """Until it is told to end, or its place is lost: True."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,16 +141,19 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
             "placement": arena.nodes.state,
         },
     )
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping, losing = asyncio.create_task(stop.wait()), asyncio.create_task(server.loss.known())
+    await asyncio.wait([serving, stopping, losing], return_when=asyncio.FIRST_COMPLETED)
+    lost = losing.done()
     stopping.cancel()
+    losing.cancel()
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
     await server.close()
-    if options.forget:
+    if options.forget and not arena.lost:
         arena.forget()
     log.info("ended", extra={"forgot": options.forget})
+    return lost
 
 
 def _gpus(*, helpers: bool) -> tuple[Sequence[Gpu], Topology]:

@@ -212,10 +212,14 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Names of tensors whose bytes do not match."""
 
 
+PLACE_LOST = "place_lost"
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Codes: `over_budget` (need_bytes, free_bytes), `no_room` (the host has less than the budget), `unknown_set`, `in_use`,
     `bad_source`, `corrupt`, `forbidden` (another user), `failed` (the daemon's own fault, or its disk's), `unknown_device`,
-    `device_full` (need_bytes, free_bytes: seen before a byte is copied), `device_silent`, `bad_layout`, `not_in_place`."""
+    `device_full` (need_bytes, free_bytes: seen before a byte is copied), `device_silent`, `bad_layout`, `not_in_place`,
+    `place_lost` (this daemon ends and another one comes: clients take it for its death)."""
 
     code: str
     message: str

@@ -19,6 +19,7 @@ from pool.described import Described
 from pool.devices import Devices
 from pool.gpu import Gpu
 from pool.handing import attach
+from pool.loss import Loss
 from pool.mappers import mapping_processes
 from pool.messages import (
     Attach,
@@ -75,6 +76,7 @@ class Server:
         self.ready = Ready(arena, self.devices, way, lambda: self._may_be_ready(ready_bytes))
         self.stagings = Stagings(arena, residency, self.devices, self.ready, way)
         self.deposits = Deposits(self.stagings)
+        self.loss = Loss(arena)
         self._connections: set[asyncio.Task[None]] = set()
         self.checks = Checks(arena, residency, self._remove)
         self._checking: asyncio.Task[None] | None = None
@@ -114,6 +116,9 @@ class Server:
 
     async def close(self) -> None:
         """Ends conversations and stagings; what is staged stays."""
+        if self.loss.noticed():
+            await self.stagings.close()
+            await self.loss.lingered()
         tasks = [*self._connections, *([self._checking] if self._checking else [])]
         for task in tasks:
             task.cancel()
@@ -133,7 +138,8 @@ class Server:
                 return
             while (request := await channel.receive(_requests, REQUEST_LIMIT, SEND_S)) is not None:
                 try:
-                    await self._answer(channel, request, held)
+                    with self.loss.answering(request):
+                        await self._answer(channel, request, held)
                 except Refused as refused:
                     log.info(
                         "refused", extra={"request": request, "code": refused.refusal.code, "why": refused.refusal.message}
@@ -201,6 +207,7 @@ class Server:
             except BaseException:
                 pledge.digests.progress.cancel()
                 await asyncio.wait([sealing])
+                sealing.exception()  # nobody asks for it any more
                 raise
             self.devices.host.prepare(manifest)
             log.info("deposited", extra=msgspec.structs.asdict(staged))

@@ -75,7 +75,15 @@ async def _agree_on_device(local: LocalInstance, state: State, weight_set: str) 
 async def deposit(local: LocalInstance, source: Path, *, form: str) -> Staged:
     """Have the skeleton bring a source's weights into the pool. Raises StepFailed with the engine's or the pool's code."""
     command = Stage(pool_socket=local.site.plane.pool_socket, source=str(source), form=form)
-    reply = await local.ask(command, local.site.deadlines.deposit)
+    ends = asyncio.get_running_loop().time() + local.site.deadlines.pool
+    while True:
+        try:
+            reply = await local.ask(command, local.site.deadlines.deposit)
+            break
+        except StepFailed as failure:
+            if failure.code != "pool" or asyncio.get_running_loop().time() > ends:
+                raise
+        await asyncio.sleep(RETRY_S)  # the weights are still the engine's: it brings them to the next daemon
     if not isinstance(reply, Stocked):
         raise StepFailed("protocol", f"the engine answered Stage with {type(reply).__name__}")
     local.take(await local.tell(Health(), local.site.deadlines.attach))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pwd
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from compose.embedded.postgres import EmbeddedPostgres
 from compose.remains import belonging
 from controlplane.parties import DECIDER
 from controlplane.plane import Login
+from pool.place import place
 from tests.plane import NODE, PlaneUnderTest, fake
 
 ONE = NODE + fake("alpha")
@@ -157,6 +159,18 @@ def test_a_child_that_was_killed_is_shown_and_back(plane: PlaneUnderTest) -> Non
         return bool(pool["restarts"] == 1 and pool["state"] == "ready" and pool["last_exit"] == "killed by SIGKILL")
 
     asyncio.run(plane.until(back, "the pool is back"))
+
+
+def test_models_load_again_after_the_pools_directory_was_removed(plane: PlaneUnderTest) -> None:
+    assert plane.cli("load", "alpha").returncode == 0
+    before = plane.child("pool")
+    shutil.rmtree(place(Path(plane.plane.pool_socket).parent, plane.plane.pool_bytes))
+    assert plane.cli("load", "beta").returncode == 0, "that waits for the next daemon"
+    assert plane.child("pool") != before
+    for model in ("alpha", "beta"):
+        assert asyncio.run(plane.chat(model, "hello"))
+    pool = next(one for one in json.loads(plane.cli("status", "--json").stdout)["processes"] if one["name"] == "pool")
+    assert (pool["state"], pool["last_exit"]) == ("ready", "exit code 3")
 
 
 def test_doctor_is_content_with_this_machine(plane: PlaneUnderTest) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pool.client import PoolRefused, attach
+from pool.client import PoolEnds, PoolRefused, attach
 from pool.mapping import Reservation
 from pool.messages import Tensor
 from tests.poolroom import MIB, Daemon, until, wait_for
@@ -215,3 +216,65 @@ async def test_segments_on_disk_when_shared_memory_is_not_wanted(directory: Path
         reservation.detach()
         await client.drop(staged.weight_set)
     assert daemon.stop() == 0
+
+
+# ---- its directory, removed under it ------------------------------------------------------------------------
+
+
+async def test_a_daemon_whose_directory_is_removed_says_so_and_ends_and_the_next_one_brings_sets_again(
+    daemon: Daemon, source: Source
+) -> None:
+    path, root = source(size=8 * MIB), daemon.root
+    async with daemon.client() as client:
+        staged = await client.stage(path)
+        attachment = await asyncio.to_thread(attach, daemon.socket, staged.weight_set)
+        reservation = Reservation(staged.size_bytes)
+        reservation.attach(attachment.fds, attachment.attached.segments)
+        view = reservation.view(0, attachment.attached.tensors[0].size_bytes)
+        before = int(view.sum(dtype=np.uint64))
+        shutil.rmtree(root)
+        with pytest.raises(ConnectionError, match=f"{root} was removed") as ends:  # to whoever asks it is as good as dead
+            await client.stage(source("another", 1))
+        assert isinstance(ends.value, PoolEnds)
+    assert daemon.process is not None
+    assert await asyncio.to_thread(daemon.process.wait, 15) == 3
+    assert len(daemon.events("place_lost")) == 1
+    assert int(view.sum(dtype=np.uint64)) == before
+    daemon.start()
+    async with daemon.client() as client:
+        again = await client.stage(path)
+        assert (again.weight_set, again.read_bytes) == (staged.weight_set, staged.read_bytes)
+        assert (await client.verify(staged.weight_set)).bad == ()
+    assert int(view.sum(dtype=np.uint64)) == before
+    reservation.detach()
+    await asyncio.to_thread(attachment.close)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["removed", "made anew"])
+def test_a_daemon_of_which_nobody_wants_anything_notices_too(daemon: Daemon, anew: bool) -> None:
+    root = daemon.root
+    shutil.rmtree(root)
+    if anew:
+        root.mkdir(mode=0o700)
+    assert daemon.process is not None
+    assert daemon.process.wait(15) == 3
+    assert [event["segments"] for event in daemon.events("place_lost")] == [str(root)]
+
+
+async def test_whoever_waits_for_a_staging_as_the_directory_goes_can_ask_the_next_daemon(
+    daemon: Daemon, source: Source
+) -> None:
+    path = source(size=192 * MIB)
+    async with daemon.client() as client:
+        under_way = asyncio.Event()
+        staging = asyncio.create_task(client.stage(path, lambda _: under_way.set()))
+        await under_way.wait()
+        await until(daemon.kept)
+        shutil.rmtree(daemon.root)
+        with pytest.raises(ConnectionError):
+            await staging
+    assert daemon.process is not None
+    assert await asyncio.to_thread(daemon.process.wait, 15) == 3
+    daemon.start()
+    async with daemon.client() as client:
+        assert (await client.stage(path)).read_bytes

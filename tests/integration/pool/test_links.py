@@ -1,8 +1,11 @@
 """A set over several links, through a real daemon that sees two played CUDA devices; and deaths in the middle of a copy."""
 
+import asyncio
 import multiprocessing
 import os
+import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +14,11 @@ import numpy as np
 import pytest
 
 from pool.blocks import Groups
-from pool.client import PoolRefused
+from pool.client import PoolEnds, PoolRefused
 from pool.described import Described
 from pool.devicelink import DeviceAttachment, attach_device, deposit
 from pool.messages import Deposit, Tensor
-from tests.poolroom import MIB, Daemon, wait_for, write_safetensors
+from tests.poolroom import MIB, Daemon, until, wait_for, write_safetensors
 
 FAKE_CUDA = Path(__file__).parents[2] / "fakecuda"
 FIRST, SECOND = (f"GPU-{two * 4}-{two * 2}-{two * 2}-{two * 2}-{two * 6}" for two in ("00", "01"))
@@ -205,6 +208,30 @@ async def test_a_daemon_killed_in_the_middle_of_a_copy_is_followed_by_one_that_h
     assert (state.registered_bytes, state.free_bytes) == (sum(SIZES), state.total_bytes)
     attachment = house.attach()
     assert house.arrived(attachment)
+    attachment.release()
+
+
+async def test_a_set_on_its_way_arrives_although_the_daemons_directory_was_removed(hold: Path, house: House) -> None:
+    hold.write_text(str(64 * MIB))
+    mapped = threading.Event()
+    attaching = asyncio.create_task(
+        asyncio.to_thread(attach_device, house.daemon.socket, house.weight_set, FIRST, lambda attached, fds: mapped.set())
+    )
+    async with house.daemon.client() as client:
+        await until(mapped.is_set)
+        shutil.rmtree(house.daemon.root)
+        with pytest.raises(PoolEnds):
+            await client.describe()
+    hold.unlink()
+    attachment = await attaching
+    assert house.arrived(attachment)
+    assert house.daemon.process is not None
+    assert await asyncio.to_thread(house.daemon.process.wait, 15) == 3
+    house.daemon.start()
+    assert house.deposit() == house.weight_set
+    again = await asyncio.to_thread(house.attach)
+    assert house.arrived(again) and house.arrived(attachment)
+    again.release()
     attachment.release()
 
 

@@ -1,7 +1,9 @@
 """Deaths at every moment: what is lost, what is reported, what is left."""
 
 import asyncio
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 from immutables import Map
@@ -22,6 +24,7 @@ from controlplane.events import (
 from controlplane.fleet import Instance
 from controlplane.quantities import human_bytes
 from controlplane.rungs import Rung
+from pool.place import place
 from tests.workshop import DEVICE, MIB, Plant
 from worker import processes
 from worker.processes import Process
@@ -141,6 +144,21 @@ async def test_the_pools_death_stops_nothing_that_is_up_and_staging_waits_for_th
     await plane.start_pool()
     await plane.until(lambda: plane.up("b"))
     assert plane.up("a")
+
+
+async def test_a_pool_whose_directory_was_removed_ends_and_models_load_with_the_next_one(plane: Plant) -> None:
+    await plane.register("a")
+    await plane.register("b", kv_bytes=MIB)
+    up = await plane.load("a")
+    shutil.rmtree(place(Path(plane.plane.pool_socket).parent / "segments", plane.plane.pool_bytes))
+    plane.order(Load(model="b"))
+    await processes.gone(plane.pool, 15)
+    assert (await plane.generate(up, "req_1", "hi"))[-1]["t"] == "end"
+    await plane.until(lambda: any(shown.step == "stage" for shown in plane.worker.site.board.shown))
+    await plane.start_pool()
+    await plane.until(lambda: plane.up("b"))
+    assert plane.up("a")
+    assert plane.of_type(InstanceFailed) == []
 
 
 async def test_an_engine_that_ignores_the_stop_is_drained_then_aborted_then_ended(plane: Plant) -> None:
