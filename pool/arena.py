@@ -92,8 +92,10 @@ class Arena:
         """Whether somebody has removed the directory, or put another one in its place: nothing comes in or is handed out."""
         try:
             return _identity(self.root) != self._identity
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
+        except OSError:  # a host that is short of memory: no word on the directory
+            return False
 
     def room(self) -> int:
         """Bytes that the host can give: file system, memory (if these files are memory), control group."""
