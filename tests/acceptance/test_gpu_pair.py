@@ -15,6 +15,7 @@ from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import GRAPHS
 from tests.standin.install import install
 from tests.standin.room import Room
+from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
 from worker.processes import in_session
 
@@ -31,13 +32,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneUnderTest]:
     sources = tmp_path_factory.mktemp("sources")
-    models = "".join(
-        f'\n[[model]]\nname = "{name}"\nsource = "{tiny(sources / name, kind, seed)}"\nengine = "vllm"\nshare = {share}\n'
-        'idle = { sleep = "never", cold = "never" }\narguments = { max_model_len = 256, kv_bytes = "16MiB" }\n'
-        for name, kind, seed, share in (("pair", "llama", 1, "{ gpus = 2 }"), ("solo", "qwen3", 2, '"1/2"'))
-    )
+    pair, solo = tiny(sources / "pair", "llama", seed=1), tiny(sources / "solo", "qwen3", seed=2)
+    settings = POOL + vllm("pair", pair, "{ gpus = 2 }") + vllm("solo", solo)
     environment = install(machine, dict.fromkeys(GPUS, 128 * MIB))
-    with running('[node]\npool_bytes = "256MiB"\n' + models, environment=environment) as started:
+    with running(settings, environment=environment) as started:
         yield started
 
 

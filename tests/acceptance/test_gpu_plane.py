@@ -22,18 +22,12 @@ from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import DIES_ASLEEP, GRAPHS, HOLDS
 from tests.standin.install import install
 from tests.standin.room import Room, Taker
+from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
 
 MIB = 1 << 20
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 NAMES = ("one", "two", "other")
-
-
-def model(name: str, source: Path, share: str = "1/2") -> str:
-    return (
-        f'\n[[model]]\nname = "{name}"\nsource = "{source}"\nengine = "vllm"\nshare = "{share}"\n'
-        'idle = { sleep = "never", cold = "never" }\narguments = { max_model_len = 256, kv_bytes = "16MiB" }\n'
-    )
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +41,11 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     one, two = tiny(sources / "one", "llama", seed=1), tiny(sources / "two", "llama", seed=2)
     other = tiny(sources / "other", "qwen3", seed=3)
     settings = (
-        '[node]\npool_bytes = "256MiB"\n\n[pool]\nready = "48MiB"\nhelpers = false\nbeside_decoding = 0.75\n'
-        + model("one", one)
-        + model("two", two)
-        + model("other", other)
+        POOL
+        + '\n[pool]\nready = "48MiB"\nhelpers = false\nbeside_decoding = 0.75\n'
+        + vllm("one", one)
+        + vllm("two", two)
+        + vllm("other", other)
     )
     with running(settings, environment=install(machine, {GPU: 128 * MIB})) as started:
         yield started
