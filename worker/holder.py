@@ -19,7 +19,7 @@ from typing import Final, assert_never
 import msgspec
 
 from pool.wire import AsyncChannel, close_all
-from worker import namespaces, tether
+from worker import namespaces, tether, warden
 from worker.census import Census
 from worker.engineport import EnginePort, NotTold
 from worker.engineprocess import EngineProcess
@@ -177,6 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="worker.holder")
     parser.add_argument("--instance-dir", type=Path, required=True)
     parser.add_argument("--linger-s", type=float, default=LINGER_S)
+    parser.add_argument("--warden", action="store_true", help="without namespaces, have a process above end what is left here")
     options = parser.parse_args()
     directory = InstanceDir(options.instance_dir.parent, options.instance_dir.name)
     os.umask(0o077)
@@ -186,12 +187,13 @@ def main() -> int:
     except BlockingIOError:
         print(f"{directory.path} has a holder already", file=sys.stderr)  # noqa: T201
         return 3
-    census = Census.before()
+    census, above = Census.before(), None
     if namespaces.enter(directory.path):
         census = census.inside()
     else:
+        above = warden.enter(lock) if options.warden else None
         tether.become_subreaper()
-    directory.edit(holder=census.myself)
+    directory.edit(holder=census.myself, warden=above)
     asyncio.run(Holder(directory, options.linger_s, census).serve())
     return 0
 

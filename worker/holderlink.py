@@ -59,14 +59,15 @@ class HolderLink:
         self._directory = directory
         self._decoder: msgspec.msgpack.Decoder[HolderReply] = msgspec.msgpack.Decoder(HolderReply)
 
-    async def open(self, *, deadline_s: float, linger_s: float | None = None) -> tuple[Process, Held]:
-        """Start a holder and wait until one answers; return who answers, and how things stand.
+    async def open(self, *, deadline_s: float, linger_s: float | None = None, warden: bool = False) -> tuple[Process, Held]:
+        """Start a holder and wait until one answers; return who answers, and how things stand. `warden`: see `warden.py`.
 
         When another holder has the directory (an earlier worker started it), the new one steps back and that one answers.
-        In namespaces the process that is started only goes ahead of the holder and ends at once.
+        In namespaces, or below a warden, the process that is started only goes ahead of the holder and ends at once.
         """
         argv = [sys.executable, "-P", "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
         argv += ["--linger-s", str(linger_s)] if linger_s is not None else []
+        argv += ["--warden"] if warden else []
         started = processes.spawn(argv, log=self._directory.log("holder"), directory=self._directory.path.parent)
         try:
             async with asyncio.timeout(deadline_s):

@@ -34,13 +34,15 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """`instance.json`. The holder writes `holder`, `engine` and `exit`; the worker the rest."""
+    """`instance.json`. The holder writes `holder`, `warden`, `engine` and `exit`; the worker the rest."""
 
     instance: str
     configuration: str
     kind: str = ""
     """The engine's name, as in a model's spec."""
     holder: Process | None = None
+    warden: Process | None = None
+    """Who ends what is left once the holder has ended, where no namespace does; it ends itself then."""
     engine: Process | None = None
     exit: Exit | None = None
     frontend: Process | None = None

@@ -30,6 +30,8 @@ LAST_LINES_S = 2.0
 """After an engine's death its frontend tells every caller; they have this long to hear it."""
 FRONTEND_GRACE_S = 4.0
 HOLDER_GRACE_S = 3.0
+WARDEN_S = 5.0
+"""What a restore has brought to life may have tens of GiB, to be freed at its end."""
 
 log = structlog.get_logger("skeleton")
 
@@ -37,7 +39,8 @@ log = structlog.get_logger("skeleton")
 async def start_holder(local: LocalInstance) -> None:
     """Raises StepFailed (`start_failed`)."""
     try:
-        holder, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder)
+        saves = not local.site.images.hindrance  # what is restored may outlive a holder; other engines die with theirs
+        holder, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder, warden=saves)
     except HolderGone as error:
         words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
         raise StepFailed("start_failed", f"{error}; it said: {words or 'nothing'}") from error
@@ -168,6 +171,9 @@ async def clear(local: LocalInstance) -> None:
         left = [p for p in (record.holder, local.record.holder) if p and not await processes.end(p, grace_s=HOLDER_GRACE_S)]
         if left:
             raise StepFailed("unkillable", f"the holder, pid {left[0].pid}, outlives SIGKILL")
+        above = local.record.warden
+        if above is not None and not await processes.gone(above, WARDEN_S):
+            raise StepFailed("unkillable", f"pid {above.pid} still waits for the end of what the holder has left behind")
     local.forget()
     local.directory.remove(keep_log_in=local.logs)
     local.seen = Observed()

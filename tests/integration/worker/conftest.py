@@ -39,6 +39,15 @@ async def shared(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plant]:
 
 @pytest.fixture
 async def surgeon(plane: Plant) -> Surgeon:
+    return await _surgeon(plane)
+
+
+@pytest.fixture
+async def surgeon_of_shared(shared: Plant) -> Surgeon:
+    return await _surgeon(shared)
+
+
+async def _surgeon(plane: Plant) -> Surgeon:
     real = criu.find(plane.data)
     if real is None:
         pytest.skip("no CRIU is installed")

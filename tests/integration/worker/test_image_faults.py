@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -139,6 +140,30 @@ async def test_criu_killed_in_the_middle_of_a_restore_leaves_no_orphan_and_a_col
     ours = {record.holder.pid, record.engine.pid, record.frontend.pid}
     assert set(plane.processes()) == ours
     assert [one.pid for one in processes.in_session(record.engine.pid)] == [record.engine.pid]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_without_namespaces_a_holder_killed_in_the_middle_of_a_restore_leaves_nothing_behind(
+    shared: Plant, surgeon_of_shared: Surgeon, when: str
+) -> None:
+    """No record says whose CRIU is, and what it has brought to life: where all share one pid namespace, they would go on."""
+    await shared.register("a", skeleton_bytes=64 * MIB)
+    first = await shared.load("a")
+    await save(shared, "a")
+    begun = shared.data / "criu" / "begun"
+    restore = '$real "$@" && ' if when == "after" else ""
+    surgeon_of_shared.do("restore", f"{restore} touch {begun}; sleep 600; : {shared.data}")
+    shared.order(Load(model="a"))
+    await shared.until(begun.exists)
+    assert (processes.identify(first.pid or 0) is not None) == (when == "after"), "it has come to life"
+    (instance,) = shared.fleet.instances.values()
+    surgeon_of_shared.well()
+    holder = shared.record(instance.instance).holder
+    processes.send(holder, signal.SIGKILL)
+    await shared.until(lambda: shared.of_type(InstanceFailed))
+    await shared.until(lambda: not list((shared.data / "run" / "inst").iterdir()))
+    assert shared.processes() == [], "before it is said to be gone"
+    assert processes.identify(first.pid or 0) is None
 
 
 @pytest.mark.parametrize("fault", ["truncate -s 4096 {image}/bulk-*.img", "rm {image}/bulk-*.map"])
