@@ -7,7 +7,6 @@ import logging
 from pool.arena import Arena
 from pool.lane import Lane, Turn
 from pool.manifest import Manifest
-from pool.mapping import unmap
 from pool.slabs import Slab, Slabs
 from pool.wire import close_all
 
@@ -55,11 +54,11 @@ class HostSide:
             await self._lane.submit(Turn.SPARE, functools.partial(slab.pin, self._lane.gpu))
 
     async def unpin(self, slab: Slab | None) -> None:
-        """Unpin and unmap."""
+        """Unpin and unmap, whenever nobody waits for a device."""
         if slab is not None:
             assert self._lane is not None
-            await self._lane.submit(Turn.SPARE, functools.partial(slab.unregister, self._lane.gpu))
-            unmap(slab.address, slab.size)
+            while not await self._lane.submit(Turn.SPARE, functools.partial(slab.give_up, self._lane.gpu)):
+                pass
 
     def brought(self, weight_set: str, there: dict[int, Slab]) -> None:
         """A new set, some of whose segments are mapped already."""

@@ -59,12 +59,20 @@ class Slab:
         while self.to_pin:
             self.pin(gpu)
 
-    def unregister(self, gpu: Gpu) -> None:
+    def give_up(self, gpu: Gpu) -> bool:
+        """Unpin and unmap its last piece, for nobody copies from it any more; True: nothing is left. Raises OSError.
+
+        In pieces, for meanwhile a driver that wants addresses waits: 48 ms a GiB in small pages, by the kernel's lock on them.
+        """
         with self._turn:
-            for at in range(0, self.pinned, PIN_BYTES):
+            self.refused = True
+            at = (self.size - 1) // PIN_BYTES * PIN_BYTES
+            if at < self.pinned:
                 gpu.unregister(self.address + at)
-            self.pinned = 0
-            self.refused = True  # it is about to be unmapped
+                self.pinned = at
+            unmap(self.address + at, self.size - at)
+            self.size = at
+            return not at
 
 
 @dataclass

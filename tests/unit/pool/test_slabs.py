@@ -1,7 +1,9 @@
 """Segments as lanes see them: pinned once, for all."""
 
+import os
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,23 @@ def test_what_the_driver_does_not_pin_is_said_once_and_not_tried_again(caplog: p
     assert slab.refused
     assert not slab.to_pin
     assert [record.message for record in caplog.records] == ["not_pinned"]
+
+
+def test_what_leaves_is_unpinned_and_unmapped_piece_by_piece() -> None:
+    size = 2 * PIN_BYTES + 4096
+    fd = os.memfd_create("segment-that-leaves")
+    os.ftruncate(fd, size)
+    gpu, slab = FakeGpu(), Slab.over(fd, size)
+    os.close(fd)
+    slab.pin(gpu)
+    slab.pin(gpu)
+    first = slab.address
+    told = []
+    while True:
+        told.append((slab.size, sorted(gpu.registered)))
+        if slab.give_up(gpu):
+            break
+        assert not slab.to_pin
+    assert told == [(size, [first, first + PIN_BYTES]), (2 * PIN_BYTES, [first, first + PIN_BYTES]), (PIN_BYTES, [first])]
+    assert gpu.registered == {}
+    assert "memfd:segment-that-leaves" not in Path("/proc/self/maps").read_text()
