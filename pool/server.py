@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Sequence
 from typing import assert_never
@@ -20,7 +19,6 @@ from pool.devices import Devices
 from pool.gpu import Gpu
 from pool.handing import attach
 from pool.loss import Loss
-from pool.mappers import mapping_processes
 from pool.messages import (
     Attach,
     Deposit,
@@ -40,6 +38,7 @@ from pool.messages import (
 from pool.pace import BESIDE_DECODING
 from pool.ready import Ready
 from pool.references import References
+from pool.removals import Removals
 from pool.residency import Refused, Residency
 from pool.stage import Cancelled
 from pool.stagings import Stagings
@@ -78,7 +77,8 @@ class Server:
         self.deposits = Deposits(self.stagings)
         self.loss = Loss(arena)
         self._connections: set[asyncio.Task[None]] = set()
-        self.checks = Checks(arena, residency, self._remove)
+        self.removals = Removals(self.stagings)
+        self.checks = Checks(arena, residency, self.removals.remove)
         self._checking: asyncio.Task[None] | None = None
 
     def adopt(self) -> None:
@@ -131,7 +131,7 @@ class Server:
     # ---- a conversation -------------------------------------------------------------------------------------
 
     async def _converse(self, channel: AsyncChannel) -> None:
-        held = References(self.residency, self.devices, self._remove)
+        held = References(self.residency, self.devices, self.removals.remove)
         try:
             if (refusal := admission(channel.sock, len(self._connections))) is not None:
                 await send(channel, refusal)
@@ -170,7 +170,7 @@ class Server:
             case Find(source=source, form=form):
                 await send(channel, await self.deposits.find(source, form))
             case Drop():
-                await self._drop(request.weight_set)
+                await self.removals.drop(request.weight_set)
                 await send(channel, await self._describe())
             case Verify():
                 await self.checks.verify(channel, request.weight_set)
@@ -227,35 +227,3 @@ class Server:
             placement=nodes.state,
             **self._told,
         )
-
-    async def _drop(self, weight_set: str) -> None:
-        self.residency.leave(weight_set)
-        try:
-            processes = await asyncio.to_thread(mapping_processes, self.arena.root / weight_set)
-        except BaseException:
-            self.residency.stay(weight_set, "stays")
-            raise
-        if others := [pid for pid in processes if pid != os.getpid()]:
-            raise self.residency.stay(weight_set, f"is mapped by processes {', '.join(map(str, others))}")
-        if not await self._remove(weight_set):
-            raise self.residency.stay(weight_set, "was staged again meanwhile")
-
-    async def _remove(self, weight_set: str) -> bool:
-        """False: it has gone already, or a sound copy has come meanwhile, and it stays."""
-        begun = asyncio.get_running_loop().time()
-        async with self.stagings.keeping:
-            resident = self.residency.sets.get(weight_set)
-            if resident is None or resident.holders or not (resident.bad or resident.leaving):
-                return False
-            grave = self.arena.bury(weight_set)
-            self.residency.remove(weight_set)
-            slabs = self.devices.host.forget(weight_set)
-        if resident.bad:  # its memory may be what is bad
-            for slab in slabs.values():
-                await self.devices.host.unpin(slab)
-        else:
-            await self.ready.recycle(grave, resident.manifest, slabs)
-        await asyncio.to_thread(shutil.rmtree, grave)
-        took_ms = (asyncio.get_running_loop().time() - begun) * 1000
-        log.info("removed", extra={"weight_set": weight_set, "ms": took_ms})
-        return True

@@ -1,6 +1,6 @@
 """What an earlier worker left of one instance, found out."""
 
-from worker import checkpoint, instancedir
+from worker import checkpoint, instancedir, parked
 from worker.cuda.operation import operate, state_of
 from worker.cuda.surgeon import CudaState
 from worker.engines.interface import OWN_LAYOUT
@@ -78,9 +78,9 @@ async def _parked(local: LocalInstance) -> EngineState:
     """What an engine is that was found parked: a worker died in the middle of something. What can go on is let go on."""
     where = checkpoint.theatre(local)
     if where is None:
-        await checkpoint.holder(local, local.holder.release)
+        await parked.asked(local, local.holder.release)
         return EngineState.STARTING
-    pid = await checkpoint.engine_pid(local)
+    pid = await parked.engine_pid(local)
     state = await state_of(where, pid)
     if state is CudaState.CHECKPOINTED:
         if (record := local.record).left_device is None:  # that worker died before it wrote down where it was
@@ -90,5 +90,5 @@ async def _parked(local: LocalInstance) -> EngineState:
         await operate(where, (pid,), ("unlock",), deadline_s=local.site.deadlines.cuda_restore)
     elif state is not CudaState.RUNNING:
         return EngineState.DEAD
-    await checkpoint.holder(local, local.holder.release)
+    await parked.asked(local, local.holder.release)
     return EngineState.STARTING

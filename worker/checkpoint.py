@@ -7,20 +7,17 @@ is made by a step process with a deadline, since one that hangs can't be cancell
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
 
 from controlplane.quantities import human_bytes, need_and_limit
-from worker import gpus, hostmemory, processes
+from worker import gpus, hostmemory, parked, processes
 from worker.cuda.operation import Operation, Theatre, not_wanted
 from worker.cuda.surgeon import CudaState, exchanged
 from worker.engines.interface import OWN_LAYOUT
-from worker.engines.messages import Health, Moved
+from worker.engines.messages import Moved
 from worker.failure import StepFailed
-from worker.holderlink import HolderDenied, HolderGone
-from worker.holdermessages import Held
 from worker.local import LocalInstance
 from worker.moves import EngineState
 from worker.parts import Parts
@@ -74,8 +71,8 @@ async def take_off(local: LocalInstance, parts: Parts) -> None:
     readying = asyncio.create_task(Operation.prepare(where, DOWN))
     try:
         with parts.of("park"):
-            await holder(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
-        pid = await engine_pid(local)
+            await parked.asked(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
+        pid = await parked.engine_pid(local)
         with parts.of("cuda_ready"):
             operation = await asyncio.shield(readying)
     except BaseException:
@@ -146,10 +143,10 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
     devices = exchanged(was, record.device, [one.uuid for one in await asyncio.to_thread(gpus.gpus)])
     if devices:
         local.stand_down()  # one that was got ready would bring it back to where it was
-    pid = await engine_pid(local)
+    pid = await parked.engine_pid(local)
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
     await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
-    await release(local, deadline_s)
+    await parked.release(local, deadline_s)
     if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
         local.take(await local.tell(Moved(device=record.device), local.site.deadlines.attach))
     local.directory.edit(left_device=None, checked=False, checked_sets=(), woken=None)
@@ -171,25 +168,6 @@ def _readied(local: LocalInstance) -> "asyncio.Task[Operation] | None":
     return readying
 
 
-async def release(local: LocalInstance, deadline_s: float) -> None:
-    """Let the parked engine go on, and wait for its word. Raises StepFailed."""
-    await rejoined(local, await holder(local, local.holder.release), deadline_s)
-
-
-async def rejoined(local: LocalInstance, held: Held, deadline_s: float) -> None:
-    """Wait for the word of an engine that has been released. Raises StepFailed."""
-    ends = asyncio.get_running_loop().time() + deadline_s
-    while not held.connected:
-        if held.exit is not None:
-            raise StepFailed("restore_failed", f"the engine ended with status {held.exit.status} after its release")
-        if asyncio.get_running_loop().time() > ends:
-            raise StepFailed("step_deadline", f"the released engine did not connect within {deadline_s:g} s")
-        await asyncio.sleep(POLL_S)
-        held = await holder(local, local.holder.ask)
-    local.take(await local.tell(Health(), local.site.deadlines.attach))
-    local.note(engine=EngineState.CONNECTED, checked=False, woken_for=None, verified=True)
-
-
 async def _room(local: LocalInstance, where: Theatre) -> None:
     record = local.record
     if where.twin is not None or record.device is None:
@@ -208,7 +186,7 @@ async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
     """The process is lost. Kill it, see that it is gone, and go on from its image, if it did not come from there just now."""
     images, record = local.site.images, local.record
     local.unwatch("engine")
-    await holder(local, lambda: local.holder.kill(0))
+    await parked.asked(local, lambda: local.holder.kill(0))
     if record.engine is not None and not await processes.end(record.engine, grace_s=0):
         raise StepFailed("unkillable", f"the engine, pid {record.engine.pid}, outlives SIGKILL")
     found = None
@@ -228,21 +206,3 @@ async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
 
 BLAMELESS: Final = frozenset({"cuda_out_of_memory", "step_deadline", "cuda_not_supported"})
 """Failures of a CUDA restore that say nothing of the image that the process came from."""
-
-
-async def holder(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> Held:
-    """Ask the instance's holder. Raises StepFailed with its code, or `holder_died`."""
-    try:
-        return await ask()
-    except HolderDenied as error:
-        raise StepFailed(error.code, error.message) from error
-    except HolderGone as error:
-        raise StepFailed("holder_died", str(error)) from error
-
-
-async def engine_pid(local: LocalInstance) -> int:
-    """As this process sees it. Raises StepFailed (`engine_died`)."""
-    held = await holder(local, local.holder.ask)
-    if held.engine is None or held.exit is not None:
-        raise StepFailed("engine_died", "there is no engine")
-    return held.engine.pid

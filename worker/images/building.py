@@ -16,8 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from controlplane.quantities import human_bytes
-from worker import checkpoint
-from worker.checkpoint import holder
+from worker import checkpoint, parked
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
@@ -133,7 +132,7 @@ async def _dumped(
             await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
     except NoRoom as full:
         raise StepFailed(full.code, full.message) from full
-    held = await holder(local, local.holder.ask)
+    held = await parked.asked(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine to be saved")
     gpu = None
@@ -150,7 +149,7 @@ async def _dumped(
     beside.begin("written_ahead", lambda: writeback.follow(draft, "pages-*.img", written))
     try:
         with parts.of("dump"):
-            await holder(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
+            await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free
         if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
@@ -169,12 +168,12 @@ async def _dumped(
 
 async def _as_before(local: LocalInstance, gpu: str | None) -> None:
     """After a dump that came to nothing CRIU lets the engine go on. Raises StepFailed if it doesn't."""
-    held = await holder(local, local.holder.ask)
+    held = await parked.asked(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "the engine did not outlive a dump that the disk had no room for")
     local.watch("engine", held.engine)
     if gpu is None:
-        await checkpoint.rejoined(local, held, local.site.deadlines.attach)
+        await parked.rejoined(local, held, local.site.deadlines.attach)
     else:  # parked still
         await back_on_gpu(local)
 

@@ -9,8 +9,7 @@ import structlog
 
 from controlplane.quantities import need_and_limit
 from controlplane.rungs import Rung
-from worker import checkpoint, hostmemory, knownanswer
-from worker.checkpoint import holder
+from worker import checkpoint, hostmemory, knownanswer, parked
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.images.manifest import ImageBroken, Manifest
@@ -71,7 +70,7 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
             await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
         if failure.code == "unkillable":
             raise  # no other engine beside what is left of this one
-        await holder(local, lambda: local.holder.kill(0))
+        await parked.asked(local, lambda: local.holder.kill(0))
         return 0
     await asyncio.to_thread(cabinet.store.used, image)
     local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image)
@@ -103,7 +102,7 @@ async def check(local: LocalInstance, wanted: Wanted) -> str:
 async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:
     """From the bytes in `directory` to an engine that answers, or to a checkpointed one if it had a GPU. Raises StepFailed."""
     cabinet, began = local.site.images, time.monotonic()
-    held = await holder(
+    held = await parked.asked(
         local,
         lambda: local.holder.restore(
             cabinet.criu.path, directory, pid=manifest.pid, place=manifest.place, deadline_s=deadline_s, parked=True
@@ -121,7 +120,7 @@ async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, 
         local.engine_state = None
         local.note(engine=EngineState.CHECKPOINTED, attached=None, awake=False, checked=False, woken_for=None, verified=True)
         return
-    await checkpoint.release(local, deadline_s - (time.monotonic() - began))
+    await parked.release(local, deadline_s - (time.monotonic() - began))
     local.watch("engine", held.engine)  # not before: whoever asked for it knows what follows one that does not come back
     state = local.engine_state
     assert state is not None

@@ -21,7 +21,7 @@ from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
-from worker import checkpoint, hostmemory, knownanswer, processes
+from worker import hostmemory, knownanswer, parked, processes
 from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
@@ -430,7 +430,7 @@ async def test_an_engine_that_never_connects_after_its_restore_is_followed_by_a_
     await plane.register("a")
     before = await plane.load("a")
     await save(plane, "a")
-    monkeypatch.setattr(checkpoint, "release", mute)
+    monkeypatch.setattr(parked, "release", mute)
     again = await plane.load("a")
     assert await says(plane, again, "hello") == "You said: hello"
     assert (again.instance, plane.of_type(InstanceUp)[-1].image) == (before.instance, None)

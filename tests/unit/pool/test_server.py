@@ -43,7 +43,7 @@ async def test_a_sound_copy_is_not_buried_with_the_corrupt_one_whose_place_it_ta
     (root := tmp_path / "root").mkdir()
     server, loop = Server(Arena(root), Residency(64 * MIB)), asyncio.get_running_loop()
     name = await staged(server, source)
-    engine = References(server.residency, server.devices, server._remove)
+    engine = References(server.residency, server.devices, server.removals.remove)
     engine.hold(name)
     assert not server.residency.condemn(name, ("w",), server.residency.edition(name)), "it is held"
     publish, leaving = server.arena.publish, list[asyncio.Future[None]]()
@@ -73,7 +73,7 @@ async def test_what_is_found_in_files_that_are_gone_is_not_held_against_those_th
 
     async def anew() -> None:
         assert server.residency.condemn(name, ("w",), server.residency.edition(name))
-        assert await server._remove(name)
+        assert await server.removals.remove(name)
         assert await staged(server, source) == name
 
     def compared(*_: object) -> tuple[str, ...]:
