@@ -16,6 +16,7 @@ from tests.acceptance.browser import browsing, opened
 from tests.busyplane import busy, measured
 from tests.staged import StagedPlane
 from tests.stagehouse import Stagehouse
+from web.views.figures import clock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of them
 
@@ -42,6 +43,16 @@ async def _house(plane: StagedPlane) -> AsyncIterator[Stagehouse]:
 async def _browser() -> AsyncIterator[Browser]:
     async with browsing() as browser:
         yield browser
+
+
+async def test_times_are_the_logs_whatever_the_browsers_clock_says(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, "about:blank", timezone_id="UTC") as (page, _):
+        await page.add_init_script("const ours = Date.now; Date.now = () => ours() - 300_000;")
+        await page.goto(house.url)
+        shown = page.locator("#events time[data-clock]").first
+        at_ms = int(await shown.get_attribute("data-clock") or 0)
+        await expect(shown).to_have_attribute("title", re.compile("."))  # the script has been at it
+        await expect(shown).to_have_text(clock(at_ms))
 
 
 async def connected(house: Stagehouse, readers: int = 1) -> None:

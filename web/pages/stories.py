@@ -19,6 +19,7 @@ from web.views.figures import count, share, size, span
 from web.views.requests import RequestRow, ended, opened
 from web.views.standing import shown_model, standing
 
+ENDS = {"stop": "the model ended its answer", "length": "the answer is as long as it may be"}
 TONES = {"running": "climb", "queued": "sleep", "finished": "up", "failed": "failed", "cancelled": "cold"}
 
 
@@ -52,6 +53,8 @@ async def request_story(request: Request[Any, Any, Any], name: FromPath[str]) ->
 
 
 def why_words(shown: RequestRow) -> str:
+    if shown.outcome == "finished" and (ended := ENDS.get(shown.reason)) is not None:
+        return f"{ended} ({shown.reason})"
     if shown.outcome == "failed" and shown.message:
         return f"{shown.message} ({shown.reason})"
     return " ".join(filter(None, (shown.reason, shown.message)))

@@ -18,7 +18,7 @@ const modes = {
   age: (at) => length(now() - at),
   ago: (at) => (now() - at < 2000 ? "just now" : `${length(now() - at)} ago`),
   until: (at) => (at <= now() ? "now" : `in ${length(at - now() + 999)}`),
-  clock: (at) => clockFormat.format(at - skew),
+  clock: (at) => clockFormat.format(at), // as the log and the command line have it, whatever this clock says
 };
 
 function tell(root) {
@@ -28,7 +28,7 @@ function tell(root) {
       if (at === undefined) continue;
       const words = say(Number(at));
       if (time.textContent !== words) time.textContent = words;
-      if (!time.title) time.title = fullFormat.format(Number(at) - skew);
+      if (!time.title) time.title = fullFormat.format(Number(at));
     }
   }
 }

@@ -60,6 +60,7 @@ from controlplane.events import (
     WeightsStaged,
 )
 from controlplane.rungs import Rung
+from controlplane.spec import CELLS
 from web.views.figures import share, short, size, span
 from web.views.standing import CAUSES
 
@@ -89,7 +90,8 @@ def sentence(event: AnyEvent) -> str:
             return f"{e.model} cancelled by {e.by} while {e.phase}, {e.completion_tokens} tokens so far"
         case GrantGiven() as e:
             rank = f", rank {e.rank} of its gang" if e.gang else ""
-            return f"{short(e.instance)} holds {share(e.cells)} from cell {e.offset}{rank}"
+            part = "a whole device" if e.cells == CELLS else f"{share(e.cells)} of a device, from cell {e.offset}"
+            return f"{short(e.instance)} holds {part}{rank}"
         case GrantReturned() as e:
             return f"{short(e.instance)} gave back grant {e.grant}"
         case _:

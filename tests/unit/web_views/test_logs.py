@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.envelope import Recorded
-from controlplane.events import AnyEvent, InstanceUp
+from controlplane.events import AnyEvent, GrantGiven, InstanceUp
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from web.views import figures
@@ -99,6 +99,12 @@ def test_every_event_has_a_sentence(kind: type[AnyEvent]) -> None:
     recorded = Recorded(position=1, stream=event.stream, version=1, at_ms=NOW, command="cmd_1", ordinal=0, event=event)
     assert row(recorded).type == kind.__name__
     assert f'"type": "{kind.__name__}"' in document(recorded)
+
+
+@pytest.mark.parametrize(("cells", "words"), [(8, "holds a whole device"), (2, "holds ¼ of a device, from cell 4")])
+def test_a_grant_says_what_part_of_a_device_it_is(cells: int, words: str) -> None:
+    given = msgspec.convert(_sample(GrantGiven) | {"cells": cells, "offset": 0 if cells == 8 else 4}, GrantGiven)
+    assert sentence(given).endswith(words)
 
 
 def _sample(kind: type[msgspec.Struct]) -> dict[str, object]:

@@ -159,7 +159,7 @@ def test_what_is_not_there_is_told_on_a_page(client: TestClient[Litestar]) -> No
         assert (answer.status_code, "Back to the live page" in answer.text) == (404, True), path
 
 
-def test_a_request_that_failed_says_why_in_a_sentence_with_its_code() -> None:
+def test_a_request_that_has_ended_says_why_in_a_sentence_with_its_code() -> None:
     row = RequestRow(
         request="req_1",
         model="m",
@@ -171,6 +171,9 @@ def test_a_request_that_failed_says_why_in_a_sentence_with_its_code() -> None:
         message="it died",
     )
     assert why_words(row) == "it died (engine_died)"
+    ended = replace(row, outcome="finished", reason="stop", message="")
+    assert why_words(ended) == "the model ended its answer (stop)"
+    assert why_words(replace(ended, reason="odd")) == "odd"
     assert (
         why_words(replace(row, outcome="cancelled", reason="by caller", message="while running")) == "by caller while running"
     )
