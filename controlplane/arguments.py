@@ -55,7 +55,7 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "enforce_eager": Allowed(kind=bool),
         "compile": Allowed(kind=bool),
         "prefix_caching": Allowed(kind=bool),
-        "draft_model": Allowed(kind=str, pattern="hf:ORG/NAME@REVISION or an absolute directory"),
+        "draft_model": Allowed(kind=str, pattern="hf:ORG/NAME@COMMIT or an absolute directory"),
         "num_speculative_tokens": Allowed(kind=int, low=1, high=16),
     },
     "fake": {

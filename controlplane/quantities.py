@@ -91,6 +91,11 @@ def _share_text(cells: int) -> str:
 _WRITTEN: Final = f"{', '.join(map(_share_text, SHARES[:-1]))} and {_share_text(SHARES[-1])}"
 
 
+def times(number: int) -> str:
+    """How often something happened: `once`, `twice`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def human_bytes(size: int) -> str:
     """Write bytes for people: `1.5 GiB`."""
     scaled, unit = float(size), "B"

@@ -19,11 +19,11 @@ def files(value: str) -> str:
     if value.startswith("hf:"):
         if not _HUB.fullmatch(value):
             raise ValueError(
-                f"{value!r} is not a pinned Hugging Face source; write hf:ORG/NAME@REVISION with the 40 hexadecimal digits "
-                "of a commit, so that the weights can't change unseen"
+                f"{value!r} is not a pinned Hugging Face source; write hf:ORG/NAME@COMMIT, the commit in 40 hexadecimal "
+                "digits, so that the weights can't change unseen"
             )
         return value
     path = PurePosixPath(value)
     if not path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{value!r} is neither hf:ORG/NAME@REVISION nor an absolute path without '..'")
+        raise ValueError(f"{value!r} is neither hf:ORG/NAME@COMMIT nor an absolute path without '..'")
     return str(path)

@@ -48,7 +48,7 @@ def _list(data: Path, every: bool, json: bool) -> None:
 
 @models.command()
 @click.argument("name", required=False)
-@click.option("--source", help="hf:ORG/NAME@REVISION, a directory or a GGUF file.")
+@click.option("--source", help="hf:ORG/NAME@COMMIT, a directory or a GGUF file.")
 @click.option("--engine", help="vllm, transformers or fake.")
 @click.option("--share", help="auto, 1/8, 1/4, 1/2 or 1 of one device, or gpus=2: whole devices.")
 @click.option("--argument", "arguments", multiple=True, metavar="KEY=VALUE", help="An engine argument; may be repeated.")

@@ -66,7 +66,8 @@ def _tell(answer: dict[str, Any], title: str, *, json: bool) -> None:
 def _follow(client: Client, accepted: dict[str, Any], title: str, timeout_s: float, *, quiet: bool) -> dict[str, Any]:
     until = time.monotonic() + timeout_s
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
         bar = bars.add_task(title, total=None)
         while True:
             found: dict[str, Any] = client.get("api", "operations", accepted["operation"], after=accepted["position"])

@@ -13,6 +13,7 @@ from controlplane.decisions.waits import Wait
 from controlplane.events import RequestAccepted, RequestInterrupted, RequestQueued
 from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet
+from controlplane.quantities import times
 from controlplane.refusal import Code, Refused
 
 
@@ -111,8 +112,8 @@ def check_servable(fleet: Fleet, model: Model, now: int) -> None:
     if model.set_back is not None and model.set_back.retry_at_ms > now:
         left = model.set_back.retry_at_ms - now
         message = (
-            f"{name} failed to start {model.set_back.failures} time(s), last: {model.set_back.message}; "
-            f"next try in {left} ms, or at once with `retry`"
+            f"{name} failed to start {times(model.set_back.failures)}, last: {model.set_back.message}; "
+            f"next try in {left / 1000:.1f} s, or at once with `retry`"
         )
         raise Refused(Code.BACKING_OFF, message, retry_after_ms=left, model=name, cause=model.set_back.code)
     if model.facts is None and now - model.fresh_ms >= INSPECTION_MS:

@@ -28,6 +28,7 @@ from controlplane.events import (
     SkeletonMeasured,
 )
 from controlplane.fleet.members import REBUILD, Directive, Instance
+from controlplane.quantities import times
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
@@ -195,7 +196,7 @@ def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str,
     for waiting in draft.fleet.waiting.get(name, ()):
         request = draft.fleet.requests[waiting]
         if request.failed_climbs >= CLIMBS:
-            endings.fail(draft, request, "load_failed", f"{name} failed to start {failures} times, last: {message}")
+            endings.fail(draft, request, "load_failed", f"{name} failed to start {times(failures)}, last: {message}")
     for load in loads(draft.fleet, name):
         fail(draft, load, code, message)
 

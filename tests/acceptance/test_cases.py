@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -237,6 +238,7 @@ async def test_c40_a_failure_has_a_back_off_and_a_retry_and_success_clears_it(na
     with pytest.raises(openai.InternalServerError) as caught:
         await narrow.chat("flaky")
     assert caught.value.code == "backing_off"
+    assert re.search(r"failed to start twice, last: .*; next try in [\d.]+ s, or", caught.value.message)
     assert int(caught.value.response.headers["retry-after"]) >= 1
     assert (await narrow.fleet()).models["flaky"].set_back is not None
     retried = narrow.cli("retry", "flaky")

@@ -93,6 +93,7 @@ async def test_operators_put_to_sleep_stop_and_load(plane: PlaneUnderTest) -> No
     assert (await plane.serving("alpha")).pid == before.pid, "the same engine, woken"
     stopped = plane.cli("stop", "alpha")
     assert stopped.returncode == 0 and "done" in stopped.stdout, stopped.stderr
+    assert stopped.stderr == "", "no bar is drawn where nobody looks"
     assert before.instance not in (await plane.fleet()).instances
     assert "nothing had failed" in plane.cli("retry", "alpha").stdout
     assert ANSWER in await plane.chat("alpha")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.quantities import duration_ms, human_bytes, need_and_limit, share_cells, size_bytes
+from controlplane.quantities import duration_ms, human_bytes, need_and_limit, share_cells, size_bytes, times
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,7 @@ def test_two_sizes_that_differ_never_read_the_same() -> None:
     assert need_and_limit(3 * gib, 2 * gib) == ("3.0 GiB", "2.0 GiB")
     assert need_and_limit(gib, gib) == ("1.0 GiB", "1.0 GiB")
     assert need_and_limit(gib + 1, gib) == ("1073741825 bytes", "1073741824 bytes")
+
+
+def test_how_often_is_said_in_words() -> None:
+    assert [times(number) for number in (1, 2, 3)] == ["once", "twice", "3 times"]
