@@ -98,7 +98,8 @@ class Gate:
                 return None
             raise missing()
         if identity.scope != "admin" and not (path.startswith("/v1/") or path in OPEN):
-            raise ApiError(403, "scope", f"token '{identity.name}' is for /v1 only; this needs one of scope 'admin'")
+            message = f"token '{identity.name}' is for /v1 only; this needs one of `enginehouse token new NAME --scope admin`"
+            raise ApiError(403, "scope", message)
         if identity.cookie and scope["method"] not in SAFE:
             _same_origin(headers, host)
         return identity

@@ -143,6 +143,7 @@ async def test_an_inference_token_is_for_v1_only(house: House) -> None:
         assert (await client.get("/v1/models")).status_code == 200
         response = await client.get("/api/models")
         assert (response.status_code, response.json()["code"]) == (403, "scope")
+        assert "--scope admin" in response.json()["message"], "what to do"
         assert (await client.get("/metrics")).status_code == 403
 
 
