@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -22,6 +22,8 @@ BACK_OFF_S: Final = (0.1, 5.0)
 STEADY_S: Final = 10.0
 """A process that lived this long was well: the next pause is the first one again."""
 READY_POLL_S: Final = 0.01
+SEEN_AGAIN_S: Final = 1.0
+T = TypeVar("T")
 ADOPT_S: Final = 3.0
 """A survivor that doesn't answer within this is no use and is ended."""
 
@@ -126,7 +128,7 @@ class Child(Shown):
                 self._last_exit = f"can't be started: {error}"
             else:
                 watch = asyncio.create_task(self._watch_ready())
-                await process.ended()
+                await self._insist(process.ended)
                 watch.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
@@ -154,7 +156,7 @@ class Child(Shown):
         if self.spec.survives and self.spec.ready is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ADOPT_S):
-                    usable = await self.spec.ready()
+                    usable = await self._insist(self.spec.ready)
                 if usable:
                     self._adopt(left)
                     return
@@ -210,10 +212,19 @@ class Child(Shown):
         return popen.pid
 
     async def _watch_ready(self) -> None:
-        while self.spec.ready is not None and not await self.spec.ready():  # noqa: ASYNC110 (asks another process)
+        while self.spec.ready is not None and not await self._insist(self.spec.ready):  # noqa: ASYNC110 (asks another process)
             await asyncio.sleep(READY_POLL_S)
         self._ready.set()
         self._enter("ready")
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Nobody else starts it again: nothing that goes wrong here, no more descriptors say, may be the end of its keeping."""
+        while True:
+            try:
+                return await ask()
+            except Exception:
+                log.exception("child_not_seen", child=self.spec.name, again_in_s=SEEN_AGAIN_S)
+                await asyncio.sleep(SEEN_AGAIN_S)
 
     def _reap(self) -> str:
         if self._ours is None:

@@ -280,3 +280,32 @@ async def test_one_log_that_can_not_be_bounded_now_leaves_no_log_unbounded(
     monkeypatch.setattr(shutil, "copyfile", refuses)
     supervisor.add(ChildSpec(name="a", argv=SLEEPER))
     await until(lambda: kept.exists() and not full.stat().st_size)
+
+
+async def test_a_child_that_could_not_be_seen_for_a_while_is_kept_all_the_same(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that nobody hears of is no reason to start it again; and one that is never ready is shown as starting for good."""
+    monkeypatch.setattr("compose.child.SEEN_AGAIN_S", 0.01)
+    faults, unseen, ended = (
+        [ValueError("a fault of ours")] * 2,
+        [OSError(errno.EMFILE, "too many open files")] * 2,
+        Identity.ended,
+    )
+
+    async def ready() -> bool:
+        if faults:
+            raise faults.pop()
+        return True
+
+    async def seen(identity: Identity, deadline_s: float | None = None) -> bool:
+        if unseen:
+            raise unseen.pop()
+        return await ended(identity, deadline_s)
+
+    monkeypatch.setattr(Identity, "ended", seen)
+    child = supervisor.add(ChildSpec(name="a", argv=SLEEPER, ready=ready))
+    assert await child.ready(30)
+    assert (faults, unseen) == ([], [])
+    os.kill(pid_of(supervisor, "a"), signal.SIGKILL)
+    await until(lambda: child.state.restarts == 1 and child.state.state == "ready")
