@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from compose.child import BACK_OFF_S, STEADY_S
+from compose.child import BACK_OFF_S, SEEN_AGAIN_S, STEADY_S
 from compose.childstate import ChildState, Shown, ending
 from compose.embedded.process import ServerProcess
 from compose.embedded.refusal import ServerRefusal
@@ -74,9 +74,20 @@ class ServerChild(Shown):
             self._verdict = verdict
             await process.stop(((signal.SIGQUIT, QUIT_S),))
 
+    async def _exited(self) -> int:
+        """Its exit status, once it has ended. No fault of looking (descriptors may have run out) is taken for that."""
+        while True:
+            try:
+                return await self._server.exited()
+            except Exception:
+                log.exception("server_not_seen", server=self.name, again_in_s=SEEN_AGAIN_S)
+                if self._stopping.is_set():
+                    return 0
+                await asyncio.sleep(SEEN_AGAIN_S)
+
     async def _run(self) -> None:
         pause, began = BACK_OFF_S[0], time.monotonic()
-        shown = ended = self._ended(ending(await self._server.exited()))
+        shown = ended = self._ended(ending(await self._exited()))
         while not self._stopping.is_set():
             self.restarts += 1
             pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
@@ -90,10 +101,11 @@ class ServerChild(Shown):
             began = time.monotonic()
             try:
                 await self._server.start()
-            except (ServerRefusal, OSError) as refusal:
-                shown = f"{ended}; can't be started again: {refusal}"
-                log.error("server_not_starting", server=self.name, reason=str(refusal))
+            except Exception as error:  # whatever it is: nobody else starts it again
+                expected = isinstance(error, ServerRefusal | OSError)
+                shown = f"{ended}; can't be started again: {error if expected else repr(error)}"
+                log.error("server_not_starting", server=self.name, reason=str(error), exc_info=None if expected else error)
                 continue
             self._last_exit = ended
             self._enter("ready")
-            shown = ended = self._ended(ending(await self._server.exited()))
+            shown = ended = self._ended(ending(await self._exited()))

@@ -63,3 +63,31 @@ async def test_why_it_was_killed_is_shown_until_it_ends_again_however_often_its_
     await until(child, "ready", 4)
     assert child.state.last_exit == "exit code 3"
     await child.stop()
+
+
+async def test_a_server_is_kept_through_faults_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serverchild, "BACK_OFF_S", (0.01, 0.02))
+    monkeypatch.setattr(serverchild, "SEEN_AGAIN_S", 0.01)
+    server, faults = Played(), [OSError(24, "too many open files")] * 2
+    start, exited = server.start, server.exited
+
+    async def breaks() -> None:
+        if server.refusals:
+            server.refusals -= 1
+            raise ValueError("a fault of ours")
+        await start()
+
+    async def unseen() -> int:
+        if faults:
+            raise faults.pop()
+        return await exited()
+
+    monkeypatch.setattr(server, "start", breaks)
+    monkeypatch.setattr(server, "exited", unseen)
+    child = ServerChild("nats", cast(Server, server), lambda: None)
+    await child.start()
+    server.refusals = 2
+    server.ends.put_nowait(1)
+    await until(child, "ready", 3)
+    assert faults == []
+    await child.stop()
