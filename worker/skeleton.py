@@ -189,8 +189,10 @@ async def _end_engine_by_pid(record: Record) -> None:
 
 
 def _left_of(engine: Process) -> list[Process]:
-    # While a session has members its number is not given to a new process, so these can only be the engine's own.
-    return [process for process in processes.in_session(engine.pid) if process.started >= engine.started]
+    # While a session has members its number is not given to a new process: these are the engine's own, unless its pid is
+    # another's by now, who has begun a session of that number after the engine's was empty.
+    left = [process for process in processes.in_session(engine.pid) if process.started >= engine.started]
+    return left if processes.identify(engine.pid) in (engine, None) else []
 
 
 async def _end_frontend(local: LocalInstance, record: Record) -> None:
