@@ -1,13 +1,12 @@
 """An image is built: the engine goes to disk and is proved to come back from there.
 
-What needs the disk alone goes on beside what needs the engine: it begins to write while CRIU dumps, all is synced while the
-proof is given, and digests are made while the driver brings the engine back. Nothing is published before all that is through.
+What needs the disk alone goes on beside what needs the engine: all is synced while the proof is given, and digests are made
+while the driver brings the engine back. Nothing is published before all that is through.
 """
 
 import asyncio
 import errno
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -20,7 +19,7 @@ from worker import checkpoint, parked
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
-from worker.images import bulk, facts, writeback
+from worker.images import bulk, facts
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import Fingerprint, MappedFile
 from worker.images.manifest import Manifest
@@ -143,10 +142,9 @@ async def _dumped(
         if open_still := facts.gpu_files(held.engine.pid):
             raise StepFailed("gpu_files_open", f"off its GPU, the engine has files of the driver open still: {open_still}")
     paths = await asyncio.to_thread(facts.mapped_paths, held.engine.pid)
-    mapping, written = beside.begin("mapped", lambda: facts.mapped_files(paths)), threading.Event()
+    mapping = beside.begin("mapped", lambda: facts.mapped_files(paths))
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
-    beside.begin("written_ahead", lambda: writeback.follow(draft, "pages-*.img", written))
     try:
         with parts.of("dump"):
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
@@ -159,8 +157,6 @@ async def _dumped(
             message = f"the disk ran full while it was written: {human_bytes(free)} are left in {cabinet.store.root}"
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
-    finally:
-        written.set()
     with parts.of("lift"):
         await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
     return held, await mapping, gpu
