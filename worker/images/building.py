@@ -9,7 +9,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -62,20 +62,21 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted, parts: Parts) 
 
 async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: Fingerprint, parts: Parts) -> tuple[int, str]:
     cabinet, began, image = local.site.images, time.monotonic(), fingerprint.image
-    beside = Beside(parts)
     try:
-        made = await _dumped(local, image, wanted, beside)
-        manifest = Manifest(
-            image=image, fingerprint=fingerprint, mapped=made[1], files=(), gpu=made[2], pid=made[0].inner_pid,
-            place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, made_ms=time.time_ns() // 1_000_000, proof="",
-        )  # fmt: skip
-        syncing = beside.begin("sync", lambda: cabinet.store.sync(image))
-        async with returned(local, manifest, parts) as coming:  # threads for the digests: not beside those that fill memory
-            describing = beside.begin("digests", lambda: cabinet.store.describe(image))
-            proof = await prove(local, goal, wanted, manifest, coming, parts=parts)
-        with parts.of("disk_wait"):
-            await syncing
-            files = await describing
+        async with Beside(parts) as beside:
+            made = await _dumped(local, image, wanted, beside)
+            manifest = Manifest(
+                image=image, fingerprint=fingerprint, mapped=made[1], files=(), gpu=made[2], pid=made[0].inner_pid,
+                place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, proof="",
+                made_ms=time.time_ns() // 1_000_000,
+            )  # fmt: skip
+            syncing = beside.begin("sync", lambda: cabinet.store.sync(image))
+            async with returned(local, manifest, parts) as coming:  # threads for the digests: not beside those that fill memory
+                describing = beside.begin("digests", lambda: cabinet.store.describe(image))
+                proof = await prove(local, goal, wanted, manifest, coming, parts=parts)
+            with parts.of("disk_wait"):
+                await asyncio.shield(syncing)
+                files = await asyncio.shield(describing)
         took_ms = round((time.monotonic() - began) * 1000)
         with parts.of("publish"):
             whole = await asyncio.to_thread(cabinet.publish, replace(manifest, files=files, proof=proof, took_ms=took_ms))
@@ -93,7 +94,6 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
             await _give_up(local, image, wanted, failure.code, failure.message)
         raise
     finally:
-        await beside.ended()
         await asyncio.to_thread(cabinet.store.discard, image)  # published it is no draft any more; else its deadline has passed
     local.note(kept=whole.image, sought=True)
     log.info("image_parts_ms", instance=local.instance, image=image, whole=took_ms, **parts.rounded())
@@ -101,7 +101,11 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
 
 
 class Beside:
-    """What a build does in threads meanwhile. A thread can't be stopped, and must not meet the next draft of this image."""
+    """What a build does in threads meanwhile; none is at work any more at its end, however it ends.
+
+    A thread can't be stopped, and must not meet the next draft of this image: wait for a result through `asyncio.shield`, for
+    else a cancellation ends its task, and nobody sees that the thread goes on.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self._tasks = parts, list[asyncio.Task[Any]]()
@@ -111,7 +115,10 @@ class Beside:
         self._tasks.append(task)
         return task
 
-    async def ended(self) -> None:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         """All of it, well or not: whoever needs the one or the other asks for its result."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -159,7 +166,7 @@ async def _dumped(
         raise
     with parts.of("lift"):
         await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
-    return held, await mapping, gpu
+    return held, await asyncio.shield(mapping), gpu
 
 
 async def _as_before(local: LocalInstance, gpu: str | None) -> None:

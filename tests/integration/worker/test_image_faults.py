@@ -316,23 +316,30 @@ async def test_a_proved_image_is_not_one_before_the_disk_has_it(house: Plant, mo
 async def test_a_failed_proof_waits_for_the_disk_before_its_draft_goes(
     plane: Plant, surgeon: Surgeon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go, ended = threading.Event(), threading.Event(), list[bool]()
+    begun, failed_already, go = threading.Event(), threading.Event(), threading.Event()
+    drafts, end = list[bool](), building.Beside.__aexit__
 
     def slow(self: Store, image: str) -> None:
         begun.set()
         assert go.wait(60)
-        ended.append(True)
+        drafts.append((self.root / f"{image}.draft").is_dir())
+
+    async def watched(self: building.Beside, *raised: object) -> None:
+        failed_already.set()
+        await end(self, *raised)
 
     monkeypatch.setattr(Store, "sync", slow)
+    monkeypatch.setattr(building.Beside, "__aexit__", watched)
     await plane.register("a")
     await plane.load("a")
     surgeon.do("restore", "exit 1")
     plane.order(Save(model="a"))
-    await plane.until(lambda: begun.is_set() and plane.of_type(ImageFailed))
-    assert not plane.of_type(OperationFailed), "a thread of it is at work still"
+    await plane.until(lambda: begun.is_set() and failed_already.is_set())
+    assert not plane.of_type(ImageFailed) and not plane.of_type(OperationFailed), "a thread of it is at work still"
     go.set()
     failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
-    assert (failed.code, ended) == ("restore_failed", [True])
+    assert (failed.code, drafts) == ("restore_failed", [True])
+    assert plane.of_type(ImageFailed)[-1].step == "build"
     assert list((plane.data / "images").iterdir()) == []
     assert not plane.of_type(ImageBuilt)
 

@@ -1,0 +1,72 @@
+"""What a build does in threads is over before its draft goes, however the build ends."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.worker.test_image_store import drafted
+from worker.failure import StepFailed
+from worker.images import building
+from worker.images.store import Store
+from worker.moves import Goal
+from worker.parts import Parts
+
+
+class Disk(Store):
+    """It is slow to sync, and says what a sync has met."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun, self.go, self.met = threading.Event(), threading.Event(), list[str]()
+
+    def sync(self, image: str) -> None:
+        self.begun.set()
+        assert self.go.wait(60)
+        self.met.append("draft" if (self.root / f"{image}.draft").is_dir() else "nothing")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "its proof fails"])
+async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    disk, proved = Disk(tmp_path / "images"), asyncio.Event()
+    made = drafted(disk, "pages")
+    (disk.root / "img_a.draft").rename(disk.root / f"{made.fingerprint.image}.draft")
+
+    async def dumped(*_: Any) -> Any:
+        return SimpleNamespace(inner_pid=made.pid, park_in=made.place), (), None
+
+    @asynccontextmanager
+    async def returned(*_: Any) -> AsyncIterator[None]:
+        yield None
+
+    async def prove(*_: Any, **__: Any) -> str:
+        proved.set()
+        if how != "cancelled":
+            raise StepFailed("restore_failed", "criu ended with status 1")
+        return "same_tokens"
+
+    for name, step in (("_dumped", dumped), ("returned", returned), ("prove", prove)):
+        monkeypatch.setattr(building, name, step)
+    cabinet = SimpleNamespace(store=disk, fail=lambda *_, **__: None)
+    local: Any = SimpleNamespace(site=SimpleNamespace(images=cabinet), record=SimpleNamespace(skeleton_bytes=1))
+    wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
+    monkeypatch.setattr(building, "stays_unsaved", lambda _: False)
+    task = asyncio.create_task(building._built(local, Goal("m", 1), wanted, made.fingerprint, Parts()))
+    await asyncio.wait_for(proved.wait(), 30)
+    assert await asyncio.to_thread(disk.begun.wait, 30)
+    if how == "cancelled":
+        task.cancel()
+    done, _ = await asyncio.wait([task], timeout=0.2)  # however long it is, a thread is at work still
+    assert not done
+    disk.go.set()
+    await asyncio.wait([task], timeout=30)
+    assert task.cancelled() if how == "cancelled" else isinstance(task.exception(), StepFailed)
+    assert disk.met == ["draft"]
+    assert list(disk.root.iterdir()) == []
