@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import weakref
 from pathlib import Path
 
 from pool import manifest
@@ -84,14 +85,16 @@ class Draft:
 class Arena:
     def __init__(self, root: Path, topology: Topology = NO_TOPOLOGY) -> None:
         self.root = root
-        self._identity = _identity(root)
+        self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Kept open: else the next directory could have the number of one that was removed, and be taken for it."""
+        weakref.finalize(self, os.close, self._directory)
         self.nodes = Nodes(topology, in_memory=_is_memory(root))
 
     @property
     def lost(self) -> bool:
         """Whether somebody has removed the directory, or put another one in its place: nothing comes in or is handed out."""
         try:
-            return _identity(self.root) != self._identity
+            return not os.path.samestat(self.root.lstat(), os.fstat(self._directory))
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:  # a host that is short of memory: no word on the directory
@@ -162,11 +165,6 @@ class Arena:
 
     def forget(self) -> None:
         shutil.rmtree(self.root)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    state = path.lstat()
-    return state.st_dev, state.st_ino
 
 
 def _is_memory(path: Path) -> bool:

@@ -90,6 +90,18 @@ def test_a_draft_that_finds_no_room_is_discarded_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_was_removed_is_lost_also_if_there_is_another_one_by_now(tmp_path: Path) -> None:
+    """A disk's file system gives the number of the one that was removed to the next one."""
+    (root := tmp_path / "segments").mkdir()
+    arena = Arena(root)
+    assert not arena.lost
+    root.rmdir()
+    assert arena.lost
+    root.mkdir()
+    assert arena.lost
+    assert not Arena(root).lost
+
+
 def test_room_is_what_the_host_has() -> None:
     shared = Arena(Path("/dev/shm"))
     before, room, after = os.statvfs("/dev/shm"), shared.room(), os.statvfs("/dev/shm")  # where others come and go
