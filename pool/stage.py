@@ -5,7 +5,6 @@ In small pages a mapping pays a fault for every 4 KiB, which costs more than the
 0.25 with the copy, 0.17 in huge pages): there chunks go file -> buffer -> segment.
 """
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -34,9 +33,9 @@ NICENESS = 5
 
 
 def yield_to_copies() -> None:
-    """Linux: a thread has a niceness of its own."""
-    with contextlib.suppress(PermissionError):  # the daemon's is higher already
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    """Linux: a thread has a niceness of its own. It is never lowered: the whole daemon may have been told to make way."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
 
 
 class Cancelled(Exception):

@@ -1,6 +1,7 @@
 """Bytes on their way from files into segments: each way there gives the same set, and the set before shows nowhere."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,3 +128,19 @@ def test_a_staging_that_nobody_waits_for_takes_no_more_memory(tmp_path: Path, so
         stage.copy(source, layout, draft, progress)
     assert draft.missing_bytes == layout.size_bytes
     draft.discard()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, stage.NICENESS), (15, 15)])
+def test_who_hashes_makes_way_and_never_less_than_the_daemon_does(before: int, after: int) -> None:
+    found = list[int]()
+
+    def hashing() -> None:
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(before, os.getpriority(os.PRIO_PROCESS, thread)))
+        stage.yield_to_copies()
+        found.append(os.getpriority(os.PRIO_PROCESS, thread))
+
+    thread = threading.Thread(target=hashing)
+    thread.start()
+    thread.join()
+    assert found == [max(after, os.getpriority(os.PRIO_PROCESS, 0))]
