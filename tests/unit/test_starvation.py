@@ -28,6 +28,7 @@ def pids() -> Iterator[dict[str, int]]:
         assert process.stdout is not None
         process.stdout.readline()
     started["stopped"].send_signal(signal.SIGSTOP)
+    os.waitpid(started["stopped"].pid, os.WUNTRACED)  # until it has stopped it waits for a processor, too
     yield {name: process.pid for name, process in started.items()}
     for process in started.values():
         process.kill()
