@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -168,17 +169,17 @@ def _left_over() -> Iterator[Check]:
     """What planes have left whose data directories are gone, and installations that are."""
     if segments := pool_places():
         found = f"the weights of {len(segments)} planes ({_size(segments)} of memory) whose data directories are gone"
-        cure = f"The next `up` removes them; until then: rm -r {_named(segments)}"
+        cure = f"The next `up` removes them; until then:{_removal(segments)}"
         yield Check(name="left over", verdict="note", found=found, cure=cure)
     if os.geteuid() != 0:
         return
     if clusters := orphans():
         found = f"{len(clusters)} Postgres clusters ({_size(clusters)}) whose data directories are gone"
-        cure = f"If none of them comes back: rm -r {_named(clusters)}"
+        cure = f"If none of them comes back:{_removal(clusters)}"
         yield Check(name="left over", verdict="note", found=found, cure=cure)
     if copies := wheels(ROOT_HOME):
         found = f"{len(copies)} copies of Postgres' programs ({_size(copies)}) whose installations are gone"
-        cure = f"Once nothing runs from them: rm -r {_named(copies)}"
+        cure = f"Once nothing runs from them:{_removal(copies)}"
         yield Check(name="left over", verdict="note", found=found, cure=cure)
 
 
@@ -191,8 +192,9 @@ def _size(places: list[Path]) -> str:
     return human_bytes(size)
 
 
-def _named(places: list[Path]) -> str:
-    return " ".join(map(str, places))
+def _removal(places: list[Path]) -> str:
+    """A command for a shell, on lines of its own, one place on each: dozens of them on one line nobody can read or check."""
+    return " \\\n    ".join(["\nrm -r", *(shlex.quote(str(place)) for place in places)])
 
 
 def answering(states: Sequence[ChildState]) -> Iterator[Check]:

@@ -33,7 +33,7 @@ def doctor(context: click.Context, port: int | None, json: bool) -> None:
         for check in found:
             line = Text.assemble((f"{check.verdict:5}", _STYLES[check.verdict]), f"{check.name:14} {check.found}")
             console.print(line, soft_wrap=True)
-            if check.cure:
-                console.print(Text(f"{'':19}{check.cure}", "dim"), soft_wrap=True)
+            for part in check.cure.splitlines():  # a command has lines of its own
+                console.print(Text(f"{'':19}{part}", "dim"), soft_wrap=True)
     if any(check.verdict == "bad" for check in found):
         context.exit(ENVIRONMENT)

@@ -2,11 +2,14 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from compose import checks
+from compose.cli import doctor
 from pool.place import abandoned, claim, place
 from worker.sources.leaving import note
 
@@ -30,6 +33,24 @@ def test_weights_whose_data_directory_is_gone_are_named_with_their_size_and_cure
     assert segments.verdict == "note"
     assert "weights of 1 planes (3.0 MiB of memory)" in segments.found
     assert str(root) in segments.cure
+
+
+def test_what_is_to_be_removed_is_a_command_that_can_be_copied_as_doctor_prints_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / f"place {nth}" for nth in range(40)]
+    for left in places:
+        (left / "folder").mkdir(parents=True)
+    monkeypatch.setattr(checks, "pool_places", lambda: places)
+    monkeypatch.setattr(checks, "orphans", list)
+    monkeypatch.setattr(checks, "wheels", lambda home: [])
+    monkeypatch.setattr(doctor, "checks", lambda data, port, running: checks._left_over())
+    said = CliRunner().invoke(doctor.doctor, [], obj=tmp_path / "data").output
+    told, *command = said[said.index("The next") :].splitlines()
+    assert told == "The next `up` removes them; until then:"
+    assert [line.strip(" \\") for line in command] == ["rm -r", *(f"'{place}'" for place in places)]
+    subprocess.run(["bash", "-ec", "\n".join(command)], check=True, timeout=30)
+    assert not any(place.exists() for place in places)
 
 
 def test_prepared_sources_are_named_with_their_bytes_and_those_that_nothing_needs_apart(tmp_path: Path) -> None:
