@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compose.cli.options import api, as_json, echo_json, table
+from compose.cli.options import api, as_json, echo_json, lines, table
 from compose.cli.show import ago
 from controlplane.quantities import human_bytes
 
@@ -52,9 +52,18 @@ def _list(data: Path, json: bool) -> None:
 @as_json
 @click.pass_obj
 def inspect(data: Path, image: str, json: bool) -> None:
-    """Show all that is known of an image, as JSON, asked for or not."""
+    """Show all that is known of an image."""
     with api(data) as client:
-        echo_json(client.get("api", "images", image))
+        one: dict[str, Any] = client.get("api", "images", image)
+    if json:
+        echo_json(one)
+        return
+    lines({
+        "image": one["image"], "node": one["node"], "state": _stands(one), "reason": _reason(one),
+        "configuration": one["configuration"], "models": ", ".join(one["models"]), "size": human_bytes(one["size_bytes"]),
+        "made": _ago(one["made_ms"]), "used": _ago(one["used_ms"]), "uses": str(one["uses"]),
+        "proof": one["proof"], "saved to it": ", ".join(one["saved"]),
+    })  # fmt: skip
 
 
 def _order(name: str, send: "Callable[[Client, str], Any]", told: Callable[[str, str], str], text: str) -> None:

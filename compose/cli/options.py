@@ -1,7 +1,7 @@
 """What the commands' options and outputs have in common."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -56,6 +56,14 @@ def table(*columns: str, rows: list[list[str]], empty: str) -> None:
     whole = sum(max(map(cell_len, column)) + 2 for column in zip(columns[:-1], *(row[:-1] for row in rows), strict=True))
     console.width = max(console.width if console.is_terminal else PIPED, whole + FOLDED)
     console.print(shown, markup=False, highlight=False, soft_wrap=False, crop=False)
+
+
+def lines(fields: Mapping[str, str]) -> None:
+    """Print what is known of one thing, a field a line; of fields that are empty there is nothing to say."""
+    width = max(map(len, fields))
+    for name, text in fields.items():
+        if text:
+            click.echo(f"{name:{width}}  {text}")
 
 
 @contextmanager

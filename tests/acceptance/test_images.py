@@ -42,7 +42,7 @@ async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> N
     (shown,) = json.loads(house.cli("images", "--json").stdout)
     assert (shown["state"], shown["proof"]) == ("ok", "same_tokens")
     assert "a" in shown["models"]
-    assert json.loads(house.cli("images", "inspect", shown["image"]).stdout)["image"] == shown["image"]
+    assert json.loads(house.cli("images", "inspect", shown["image"], "--json").stdout)["image"] == shown["image"]
     checked = house.cli("images", "verify", shown["image"])
     assert checked.returncode == 0 and "as written" in checked.stdout, checked.stderr
     pages = house.data / "images" / shown["image"] / "pages-1.img"
