@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 
+from controlplane import unopened
 from controlplane.commands import Admit, CancelRequest, EndRequests, Interrupt
 from controlplane.decisions import endings, foreign, standing
 from controlplane.decisions.draft import Draft
@@ -13,7 +14,6 @@ from controlplane.decisions.waits import Wait
 from controlplane.events import RequestAccepted, RequestInterrupted, RequestQueued
 from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet
-from controlplane.quantities import times
 from controlplane.refusal import Code, Refused
 
 
@@ -111,10 +111,8 @@ def check_servable(fleet: Fleet, model: Model, now: int) -> None:
         raise Refused(refusal_code(model.rejection.code), model.rejection.message, model=name, **numbers)
     if model.set_back is not None and model.set_back.retry_at_ms > now:
         left = model.set_back.retry_at_ms - now
-        message = (
-            f"{name} failed to start {times(model.set_back.failures)}, last: {model.set_back.message}; "
-            f"next try in {left / 1000:.1f} s, or at once with `retry`"
-        )
+        why = unopened.failed(name, model.set_back.failures, model.set_back.code, model.set_back.message)
+        message = f"{why}; next try in {left / 1000:.1f} s, or at once with `retry`"
         raise Refused(Code.BACKING_OFF, message, retry_after_ms=left, model=name, cause=model.set_back.code)
     if model.facts is None and now - model.fresh_ms >= INSPECTION_MS:
         message = f"no node has opened the source of {name} in {(now - model.fresh_ms) // 1000} s; is a node running?"

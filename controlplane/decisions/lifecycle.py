@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from controlplane import unopened
 from controlplane.commands import (
     ReportCheckpointed,
     ReportEnded,
@@ -28,7 +29,6 @@ from controlplane.events import (
     SkeletonMeasured,
 )
 from controlplane.fleet.members import REBUILD, Directive, Instance
-from controlplane.quantities import times
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 
@@ -189,6 +189,7 @@ def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str,
     if model is None or model.retired or model.revision != revision:
         return
     failures = (model.set_back.failures if model.set_back else 0) + 1
+    message = unopened.named(model.spec, code, message)
     retry_at = draft.now + back_off_ms(failures)
     draft.emit(
         ModelSetBack(model=name, failures=failures, retry_at_ms=retry_at, code=code, message=message), operation=operation
@@ -196,7 +197,7 @@ def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str,
     for waiting in draft.fleet.waiting.get(name, ()):
         request = draft.fleet.requests[waiting]
         if request.failed_climbs >= CLIMBS:
-            endings.fail(draft, request, "load_failed", f"{name} failed to start {times(failures)}, last: {message}")
+            endings.fail(draft, request, "load_failed", unopened.failed(name, failures, code, message))
     for load in loads(draft.fleet, name):
         fail(draft, load, code, message)
 

@@ -5,7 +5,7 @@ climb). Each entry is routed, joins a climb, starts one, or claims the place it 
 only where they don't delay it. Every waiting request then carries a code and a sentence that say what it waits for.
 """
 
-from controlplane import ids
+from controlplane import ids, unopened
 from controlplane.decisions import foothold, foreign, room, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
@@ -109,7 +109,9 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
         give_up(draft, model, model.rejection.code, model.rejection.message)
         return None
     if model.set_back is not None and model.set_back.retry_at_ms > draft.now:
-        return Wait("backing_off", f"its last start failed ({model.set_back.message}); the next is tried after a pause")
+        back = model.set_back
+        why = back.message if unopened.opens(back.code) else f"its last start failed ({back.message})"
+        return Wait("backing_off", f"{why}; the next is tried after a pause")
     if model.facts is None:
         return Wait("inspecting", f"a node is opening the source of {want.model}")
     if (unfit := cannot_fit(fleet, model)) is not None:

@@ -19,9 +19,10 @@ from controlplane.commands import (
     Tick,
 )
 from controlplane.decisions import admission
-from controlplane.events import RequestCancelled, RequestFailed, RequestRouted
+from controlplane.events import ModelSetBack, RequestCancelled, RequestFailed, RequestRouted
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
+from controlplane.spec import ModelSpec
 from tests.unit.decisions.spec import DEVICE, Story, inspected, plane, spec, with_models
 
 
@@ -113,6 +114,28 @@ def test_an_unusable_source_ends_what_waits_and_refuses_what_comes() -> None:
     story.when(report).then("ModelRejected", ("RequestFailed", {"code": "model_unusable", "message": "no config.json"}))
     story.when(report).then_nothing()
     story.when(admit("req_2", "a")).then_refused(Code.MODEL_UNUSABLE)
+
+
+def test_a_source_that_can_not_be_opened_is_told_as_that_with_its_path_and_what_to_do() -> None:
+    story = plane().given(RegisterModel(spec=ModelSpec(name="a", source="/models/a"))).given(admit("req_1", "a"))
+    said = "/models/a: No such file or directory"
+    story.when(ReportUnusable(node="n1", model="a", revision=1, code="bad_source", message=said, final=False))
+    why = (
+        "the source of a can't be opened (/models/a): No such file or directory; "
+        "make sure that the model is there and that its node can read it, or give another source"
+    )
+    story.then(("ModelSetBack", {"message": why}), ("RequestQueued", {"reason": f"{why}; the next is tried after a pause"}))
+    story.when(admit("req_2", "a")).then_refused(Code.BACKING_OFF)
+    assert story.refused is not None
+    assert story.refused.message == f"{why}; next try in 1.0 s, or at once with `retry`"
+
+
+def test_a_draft_model_that_can_not_be_opened_is_named_as_that() -> None:
+    story = plane().given(RegisterModel(spec=ModelSpec(name="a", source="/models/a", arguments={"draft_model": "/models/d"})))
+    said = "draft_model: /models/d: Permission denied"
+    story.when(ReportUnusable(node="n1", model="a", revision=1, code="bad_source", message=said, final=False))
+    (back,) = story.find(ModelSetBack)
+    assert back.message.startswith("the draft_model of a can't be opened (/models/d): Permission denied; make sure")
 
 
 def test_a_retired_model_is_refused_and_its_waiting_requests_end() -> None:

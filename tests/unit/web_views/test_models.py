@@ -3,6 +3,7 @@
 from controlplane.events import (
     ModelCleared,
     ModelRetired,
+    ModelSetBack,
     OperationFailed,
     OperationRequested,
     OperationSucceeded,
@@ -57,6 +58,12 @@ def test_a_back_off_counts_down_and_says_why() -> None:
     plane.emit(ModelCleared(model="sql-coder"))
     assert rows(plane)["sql-coder"].state.words == "cold"
     assert able(rows(plane)["sql-coder"]) == {"load"}
+
+
+def test_a_source_that_can_not_be_opened_is_no_failed_start() -> None:
+    plane, why = busy(StagedPlane(NOW)), "the source of sql-coder can't be opened (/m): No such file or directory"
+    plane.emit(ModelSetBack(model="sql-coder", failures=1, retry_at_ms=NOW, code="bad_source", message=why))
+    assert rows(plane)["sql-coder"].state.message == why
 
 
 def test_models_of_one_configuration_name_each_other_and_share_a_hue() -> None:
