@@ -105,10 +105,10 @@ def model_row(one: dict[str, Any]) -> list[str]:
     """A row of a table of models."""
     note = one["spec"].get("note", "")
     if one["error"]:
-        note = one_line(str(one["error"].get("message", one["error"])))
+        note = one_line(one["why"] or str(one["error"].get("message", one["error"])))
     elif one["progress"]:
         note = progress_text(one["progress"])
-    return [one["model"], one["state"], str(one["queued"]), str(one["running"]), note]
+    return [one["model"], one["words"], str(one["queued"]), str(one["running"]), note]
 
 
 def one_line(text: str) -> str:

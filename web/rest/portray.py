@@ -11,6 +11,7 @@ from controlplane.spec import CELLS
 from controlplane.subjects import NodeBeat, Progress
 from web.rest import shapes
 from web.views.hostmemory import host
+from web.views.models import belonging, shares_sleeping, state_of
 
 
 def nodes(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.NodeView]:
@@ -53,10 +54,15 @@ def devices(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.DeviceVi
 
 
 def models(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.ModelView]:
-    return [model(fleet, beats, fleet.models[name]) for name in sorted(fleet.models)]
+    mine = belonging(fleet)
+    return [_model(fleet, beats, fleet.models[name], mine.get(name, [])) for name in sorted(fleet.models)]
 
 
 def model(fleet: Fleet, beats: Mapping[str, NodeBeat], known: Model) -> shapes.ModelView:
+    return _model(fleet, beats, known, belonging(fleet).get(known.model, []))
+
+
+def _model(fleet: Fleet, beats: Mapping[str, NodeBeat], known: Model, shown: list[Instance]) -> shapes.ModelView:
     own = [i for i in fleet.instances.values() if known.model in (i.model, i.directive.model if i.directive else None)]
     requests = [request for request in fleet.requests.values() if request.model == known.model]
     error: dict[str, object] | None = None
@@ -67,15 +73,16 @@ def model(fleet: Fleet, beats: Mapping[str, NodeBeat], known: Model) -> shapes.M
     progress = _progress(beats, f"model:{known.model}")
     for instance in own:
         progress = progress or _progress(beats, instance.instance)
+    told = state_of(fleet, beats, known, shown)
     return shapes.ModelView(
         model=known.model, spec=known.spec, revision=known.revision, origin=known.origin, registered_ms=known.registered_ms,
-        retired=known.retired, state=_state(known, own), facts=known.facts, error=error,
+        retired=known.retired, state=_state(fleet, known, own), words=told.words, why=told.message, facts=known.facts,
         instances=sorted(instance.instance for instance in own), queued=sum(request.instance is None for request in requests),
-        running=sum(request.instance is not None for request in requests), progress=progress,
+        running=sum(request.instance is not None for request in requests), progress=progress, error=error,
     )  # fmt: skip
 
 
-def _state(known: Model, own: list[Instance]) -> str:
+def _state(fleet: Fleet, known: Model, own: list[Instance]) -> str:
     if known.retired:
         return "retired"
     if known.rejection is not None:
@@ -91,7 +98,9 @@ def _state(known: Model, own: list[Instance]) -> str:
         return "descending"
     if any(i.rung is Rung.SLEEP for i in serving):
         return "sleep"
-    return "cold" if known.facts is not None else "uninspected"
+    if known.facts is None:
+        return "uninspected"
+    return "skeleton_asleep" if shares_sleeping(fleet, known) else "cold"
 
 
 def instances(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.InstanceView]:

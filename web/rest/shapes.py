@@ -75,7 +75,12 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     registered_ms: int
     retired: bool
     state: str
-    """`up`, `climbing`, `sleep`, `descending`, `cold`, `backing_off`, `rejected`, `uninspected`, `retired`."""
+    """`up`, `climbing`, `sleep`, `descending`, `skeleton_asleep` (one that it shares sleeps), `cold`, `backing_off`,
+    `rejected`, `uninspected`, `retired`."""
+    words: str
+    """How it stands, as the page says it."""
+    why: str
+    """More of that, in a sentence; often nothing."""
     facts: ModelFacts | None
     error: dict[str, object] | None
     """Why it can't be served, or not now: code, message and figures."""

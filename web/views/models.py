@@ -68,10 +68,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def models(fleet: Fleet, beats: Mapping[str, NodeBeat], failures: Mapping[str, Failure]) -> tuple[ModelRow, ...]:
     """Every model that is not retired, or still has an instance; by name."""
-    mine: dict[str, list[Instance]] = {}
-    for instance in sorted(fleet.instances.values(), key=lambda i: i.instance):
-        if (name := shown_model(instance)) is not None:
-            mine.setdefault(name, []).append(instance)
+    mine = belonging(fleet)
     running: dict[str, int] = {}
     waiting: dict[str, int] = {}
     for request in fleet.requests.values():
@@ -82,7 +79,7 @@ def models(fleet: Fleet, beats: Mapping[str, NodeBeat], failures: Mapping[str, F
         own = mine.get(model.model, [])
         if model.retired and not own:
             continue
-        state = _state(fleet, beats, model, own)
+        state = state_of(fleet, beats, model, own)
         facts = model.facts
         row = ModelRow(
             model=model.model, aliases=model.spec.aliases, note=model.spec.note, engine=model.spec.engine,
@@ -98,6 +95,15 @@ def models(fleet: Fleet, beats: Mapping[str, NodeBeat], failures: Mapping[str, F
     return tuple(rows)
 
 
+def belonging(fleet: Fleet) -> dict[str, list[Instance]]:
+    """The instances by the model that each is shown with."""
+    mine: dict[str, list[Instance]] = {}
+    for instance in sorted(fleet.instances.values(), key=lambda i: i.instance):
+        if (name := shown_model(instance)) is not None:
+            mine.setdefault(name, []).append(instance)
+    return mine
+
+
 def _share(model: Model) -> str:
     if model.spec.gpus > 1:
         return f"{model.spec.gpus} devices"
@@ -111,14 +117,19 @@ def _siblings(fleet: Fleet, model: Model) -> tuple[str, ...]:
     return tuple(sorted(m.model for m in same if m.model != model.model and not m.retired))
 
 
-def _state(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: list[Instance]) -> State:
-    """The best that can be said: what serves, then what moves, then why nothing does."""
+def state_of(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: list[Instance]) -> State:
+    """The best that can be said: what serves, then what moves, then why nothing does. `own`: as `belonging` has them.
+
+    The page, the REST API and the command line all have their words from here.
+    """
     stands = [(standing(fleet, beats, instance), instance) for instance in own]
     for tone in ("up", "climb", "descend", "failed"):
         for found, _ in stands:
             if found.tone == tone:
                 words = "retired, " + found.words if model.retired else found.words
                 return State(tone=tone, words=words, since_ms=found.since_ms, message=found.why, progress=found.progress)
+    if model.retired and not stands:
+        return State(tone="cold", words="retired")
     if (no := model.rejection) is not None:
         numbers = f" It needs {size(no.need_bytes)}; the limit is {size(no.limit_bytes)}."
         told = not no.need_bytes or size(no.need_bytes) in no.message
@@ -134,10 +145,16 @@ def _state(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: list[
     if stands:
         found, _ = stands[0]
         return State(tone="sleep", words=found.words, since_ms=found.since_ms)
-    if any(i.rung is Rung.SLEEP and i.configuration == model.facts.configuration for i in fleet.instances.values()):
+    if shares_sleeping(fleet, model):
         return State(tone="sleep", words="skeleton asleep", message="wakes from a skeleton it shares")
     on_disk = any(i.state == "ok" and i.configuration == model.facts.configuration for i in fleet.images.values())
     return State(tone="cold", words="cold", message="comes up from its skeleton on disk" if on_disk else "")
+
+
+def shares_sleeping(fleet: Fleet, model: Model) -> bool:
+    """Whether a skeleton that it can be mapped into sleeps."""
+    configuration = model.facts.configuration if model.facts is not None else None
+    return any(i.rung is Rung.SLEEP and i.configuration == configuration for i in fleet.instances.values())
 
 
 def _actions(fleet: Fleet, model: Model, state: State, own: list[Instance]) -> tuple[Action, ...]:

@@ -1,5 +1,8 @@
 """A model's row says how it stands and which buttons can do something."""
 
+import msgspec
+
+from compose.cli.show import model_row
 from controlplane.events import (
     ModelCleared,
     ModelRetired,
@@ -10,6 +13,7 @@ from controlplane.events import (
 )
 from tests.busyplane import busy, failed
 from tests.staged import MIB, StagedPlane
+from web.rest import portray
 from web.views.models import ModelRow, models
 from web.views.recent import Recent
 from web.views.standing import STEPS
@@ -80,6 +84,28 @@ def test_a_sleeping_skeleton_of_the_configuration_is_told() -> None:
     shown = rows(plane)
     assert (shown["smollm2-135m"].state.words, able(shown["smollm2-135m"])) == ("asleep", {"load", "save", "stop"})
     assert (shown["smollm2-sailor"].state.words, able(shown["smollm2-sailor"])) == ("skeleton asleep", {"load"})
+
+
+def test_rest_and_the_command_line_say_of_every_model_what_the_page_says() -> None:
+    plane = busy(StagedPlane(NOW))
+    for change in (
+        lambda: None,
+        lambda: plane.sleep("ins_01JDXB4M9S7QKC2W5T8A"),
+        lambda: failed(plane, "ins_01JDXB4M9S7QKC2W5T8B"),
+    ):
+        change()
+        told = {one.model: one for one in portray.models(plane.fleet, plane.beats)}
+        for name, row in rows(plane).items():
+            assert (told[name].words, told[name].why) == (row.state.words, row.state.message), name
+            assert model_row(msgspec.to_builtins(told[name]))[1] == row.state.words, name
+    assert (told["smollm2-sailor"].state, told["smollm2-sailor"].words) == ("skeleton_asleep", "skeleton asleep")
+
+
+def test_a_model_that_is_retired_and_gone_is_told_as_that() -> None:
+    plane = busy(StagedPlane(NOW))
+    plane.emit(ModelRetired(model="sql-coder"))
+    told = portray.model(plane.fleet, plane.beats, plane.fleet.models["sql-coder"])
+    assert (told.state, told.words) == ("retired", "retired")
 
 
 def test_an_open_operation_is_shown_on_its_button_and_a_failed_one_beside_it() -> None:
