@@ -7,6 +7,7 @@ from litestar.datastructures import Headers
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException, ValidationException
 
 from web.head import USED_UP
+from web.wording import reworded
 
 BODY: Final = "data"
 """The framework's name for a body."""
@@ -44,12 +45,13 @@ def allowed(request: Request[Any, Any, Any], error: MethodNotAllowedException) -
 
 def _invalid(request: Request[Any, Any, Any], name: str, message: str) -> tuple[str | None, str]:
     if name == BODY:
-        return None, message if message != f"'{BODY}'" else "the request has no body; send JSON"  # a missing one is a KeyError
+        return reworded(message) if message != f"'{BODY}'" else (None, "the request has no body; send JSON")  # it is a KeyError
     handler = request.scope.get("route_handler")
     declared = handler.parsed_fn_signature.parameters.get(name) if handler is not None else None
     if declared is None:
-        return name or None, message
+        return reworded(message, name or None)
+    place, told = reworded(message, getattr(declared.kwarg_definition, "name", None) or name)
     if message.startswith(ENUM):
         choices = [choice for kind in get_args(declared.annotation) for choice in get_args(kind)]
-        message = f"{message}; it can be {', '.join(map(str, choices))}" if choices else message
-    return getattr(declared.kwarg_definition, "name", None) or name, message
+        told = f"{told}; it can be {', '.join(map(str, choices))}" if choices else told
+    return place, told

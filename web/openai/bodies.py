@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from web.attempt import Ask
 from web.errors import ApiError
+from web.wording import reworded
 
 T = TypeVar("T")
 
@@ -99,8 +100,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 """Fields that would change the answer -> the values with which they don't. Refused, never ignored; a frontend would refuse
 them too, but only once a model has been loaded for it."""
 
-_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
-_MISSING: Final = re.compile(r"missing required field `(\w+)`")
 _chat = msgspec.json.Decoder(ChatBody)
 _completion = msgspec.json.Decoder(CompletionBody)
 
@@ -149,9 +148,7 @@ def _decode(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        text = str(error)
-        found = _PATH.search(text) or _MISSING.search(text)
-        raise invalid(found[1] if found else None, text.replace("$.", "")) from None
+        raise invalid(*reworded(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
 

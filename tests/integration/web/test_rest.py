@@ -216,13 +216,21 @@ async def test_the_schema_is_served(house: House) -> None:
 
 async def test_what_is_wrong_is_told_with_the_callers_own_names(house: House) -> None:
     tried: list[tuple[str, str, dict[str, str], str | None, str]] = [
-        ("GET", "/api/requests?state=x", {}, "state", "Invalid enum value 'x'; it can be open, finished, failed, cancelled"),
-        ("GET", "/api/events?limit=0", {}, "limit", "Expected `int` >= 1"),
+        ("GET", "/api/requests?state=x", {}, "state", "'state' can't be 'x'; it can be open, finished, failed, cancelled"),
+        ("GET", "/api/events?limit=0", {}, "limit", "'limit' must be a whole number, at least 1"),
+        ("GET", "/api/events?limit=many", {}, "limit", "'limit' must be a whole number, not a text"),
         ("GET", "/api/events?after=5&before=10", {}, "before", "send one of them"),
-        ("POST", "/api/models/a/load", {"idempotency-key": "x" * 256}, "Idempotency-Key", "of length <= 255"),
+        (
+            "POST",
+            "/api/models/a/load",
+            {"idempotency-key": "x" * 256},
+            "Idempotency-Key",
+            "'Idempotency-Key' must have at most 255 characters",
+        ),
         ("GET", "/api/nope", {}, None, "there is no GET /api/nope; GET /api/schema lists all"),
         ("PATCH", "/api/events", {}, None, "/api/events takes GET, HEAD, OPTIONS, not PATCH"),
-        ("POST", "/api/models", {}, None, "Expected `object`, got `array`"),
+        ("POST", "/api/models", {}, None, "the body must be a JSON object, not a list"),
+        ("POST", "/api/models/a/move", {}, None, "the body must be a JSON object, not a list"),
     ]
     for method, path, headers, param, message in tried:
         response = await house.client.request(method, path, headers=headers, content=b"[]" if method == "POST" else None)
