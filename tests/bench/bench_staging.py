@@ -164,7 +164,7 @@ class Bench:
         self.order = request(directory, "deposit", [-(-size // (2 * MIB)) * 2 * MIB for size in sizes if size >= MIB])
         self.found: dict[str, Any] = {
             "at": datetime.now(UTC).isoformat(), "machine": platform.platform(), "cores": os.cpu_count(), "bytes": self.total,
-            "source": str(self.source),
+            "source": "shared memory" if self.source.is_relative_to(SHARED_MEMORY) else "page cache",
             "threads": {"staged": READERS, "deposited": WRITERS, "yardstick": YARDSTICK},
         }  # fmt: skip
 

@@ -35,8 +35,10 @@ ROOM: Final = 1.25
 FULL_BYTES: Final = 1 << 20
 """A disk with less than this left is full: CRIU writes in larger pieces."""
 
-NO_ROOM: Final = frozenset({"no_memory", "no_device_memory"})
-"""Failures of a build that say nothing of the image, nor of any that is built when there is room."""
+ELSEWHERE: Final = frozenset(
+    {"no_memory", "no_device_memory", "device_full", "device_silent", "unknown_set", "pool", "pool_away"}
+)
+"""Failures of a build that say nothing of the image, nor of any that is built next: no room to prove it in, or no weights."""
 
 T = TypeVar("T")
 
@@ -88,7 +90,7 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
         raise StepFailed(code if kept else "image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
         full = failure.code in DISK_FULL and stays_unsaved(wanted)
-        if full or failure.code in NO_ROOM:  # the image may be as good as any; there was no room to write or to prove it
+        if full or failure.code in ELSEWHERE:  # the image may be as good as any
             await asyncio.to_thread(cabinet.store.discard, image)
         else:
             await _give_up(local, image, wanted, failure.code, failure.message)

@@ -52,6 +52,8 @@ async def prove(
             await coming
     with parts.of("attach"):
         await occupancy.attach(local)
+        if local.seen.staged is None:  # which a climb would mend by bringing it again
+            raise StepFailed("unknown_set", "its weights left the pool while its image was being proved")
     with parts.of("wake"):
         await occupancy.wake(local, goal, wanted)
     with parts.of("check"):

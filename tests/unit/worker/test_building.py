@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +31,10 @@ class Disk(Store):
         self.met.append("draft" if (self.root / f"{image}.draft").is_dir() else "nothing")
 
 
-@pytest.mark.parametrize("how", ["cancelled", "its proof fails"])
-async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    disk, proved = Disk(tmp_path / "images"), asyncio.Event()
+def building_of(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, prove: Callable[..., Any], failed: list[object] | None = None
+) -> Coroutine[Any, Any, tuple[int, str]]:
+    """A build whose dump and restore are played."""
     made = drafted(disk, "pages")
     (disk.root / "img_a.draft").rename(disk.root / f"{made.fingerprint.image}.draft")
 
@@ -46,19 +45,28 @@ async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_go
     async def returned(*_: Any) -> AsyncIterator[None]:
         yield None
 
+    for name, step in (("_dumped", dumped), ("returned", returned), ("prove", prove)):
+        monkeypatch.setattr(building, name, step)
+    monkeypatch.setattr(building, "stays_unsaved", lambda _: False)
+    cabinet = SimpleNamespace(store=disk, fail=lambda *told, **__: failed.append(told) if failed is not None else None)
+    local: Any = SimpleNamespace(site=SimpleNamespace(images=cabinet), record=SimpleNamespace(skeleton_bytes=1))
+    wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
+    return building._built(local, Goal("m", 1), wanted, made.fingerprint, Parts())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "its proof fails"])
+async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    disk, proved = Disk(tmp_path / "images"), asyncio.Event()
+
     async def prove(*_: Any, **__: Any) -> str:
         proved.set()
         if how != "cancelled":
             raise StepFailed("restore_failed", "criu ended with status 1")
         return "same_tokens"
 
-    for name, step in (("_dumped", dumped), ("returned", returned), ("prove", prove)):
-        monkeypatch.setattr(building, name, step)
-    cabinet = SimpleNamespace(store=disk, fail=lambda *_, **__: None)
-    local: Any = SimpleNamespace(site=SimpleNamespace(images=cabinet), record=SimpleNamespace(skeleton_bytes=1))
-    wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
-    monkeypatch.setattr(building, "stays_unsaved", lambda _: False)
-    task = asyncio.create_task(building._built(local, Goal("m", 1), wanted, made.fingerprint, Parts()))
+    task = asyncio.create_task(building_of(disk, monkeypatch, prove))
     await asyncio.wait_for(proved.wait(), 30)
     assert await asyncio.to_thread(disk.begun.wait, 30)
     if how == "cancelled":
@@ -69,4 +77,22 @@ async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_go
     await asyncio.wait([task], timeout=30)
     assert task.cancelled() if how == "cancelled" else isinstance(task.exception(), StepFailed)
     assert disk.met == ["draft"]
+    assert list(disk.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "blamed"), [("unknown_set", False), ("device_full", False), ("pool", False), ("restore_failed", True)]
+)
+async def test_an_image_is_blamed_for_what_it_is_itself_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, blamed: bool
+) -> None:
+    disk, failed = Disk(tmp_path / "images"), list[object]()
+    disk.go.set()
+
+    async def prove(*_: Any, **__: Any) -> str:
+        raise StepFailed(code, "it came to nothing")
+
+    with pytest.raises(StepFailed, match="came to nothing"):
+        await building_of(disk, monkeypatch, prove, failed)
+    assert bool(failed) is blamed
     assert list(disk.root.iterdir()) == []

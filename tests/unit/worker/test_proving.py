@@ -30,7 +30,7 @@ class Scene:
         self.manifest = replace(drafted(store, "pages"), gpu="GPU-1")
         self.local: Any = SimpleNamespace(
             site=SimpleNamespace(images=SimpleNamespace(store=store), deadlines=Deadlines()),
-            seen=SimpleNamespace(own_layout=True, engine=EngineState.CONNECTED),
+            seen=SimpleNamespace(own_layout=True, engine=EngineState.CONNECTED, staged=("source", "ws_a")),
             stand_down=lambda: self.done.append("stand_down"), unfill=lambda: self.done.append("unfill"),
         )  # fmt: skip
         monkeypatch.setattr(proving.filling, "fill", self._fill)
@@ -100,3 +100,17 @@ async def test_one_that_never_had_a_gpu_is_filled_nothing(tmp_path: Path, monkey
     scene.filling.set()
     assert await scene.prove() == "same_tokens"
     assert not {"get_ready", "filled", "up"} & set(scene.done)
+
+
+async def test_weights_that_have_left_the_pool_prove_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, monkeypatch)
+
+    async def gone(local: Any) -> int:
+        local.seen.staged = None
+        return 0
+
+    monkeypatch.setattr(proving.occupancy, "attach", gone)
+    with pytest.raises(StepFailed) as failed:
+        await scene.prove()
+    assert failed.value.code == "unknown_set"
+    assert "wake" not in scene.done and scene.done[-1] == "unfill"
