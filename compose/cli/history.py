@@ -1,14 +1,18 @@
 """`requests` and `events`: what has happened."""
 
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from compose.cli.options import api, as_json, echo_json, echo_line, table
+
+if TYPE_CHECKING:
+    from compose.client import Client
 
 FOLLOW_S: Final = 0.3
 
@@ -44,7 +48,7 @@ def _by(one: dict[str, Any]) -> str:
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @click.option("--after", type=click.IntRange(0), help="Only events after this position.")
-@click.option("--stream", help="Only of this stream, e.g. model:NAME.")
+@click.option("--stream", help="Only of this stream, e.g. model:NAME or device:cpu0.")
 @click.option("--type", "kind", help="Only of this type, e.g. InstanceUp.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True)
 @as_json
@@ -63,13 +67,14 @@ def events(  # noqa: PLR0917 (click passes them by name)
             echo_json(found)
             return
         position = after or 0
+        devices = {} if json else _devices(client)
         while True:
             for one in found:
                 position = max(position, one["position"])
                 if json:
                     echo_line(one)
                 else:
-                    click.echo(event_line(one))
+                    click.echo(event_line(one, devices))
             if not follow:
                 if not found:
                     click.echo("no such events")
@@ -79,22 +84,29 @@ def events(  # noqa: PLR0917 (click passes them by name)
             found = client.get("api", "events", after=position, limit=limit, **query)
 
 
-def event_line(one: dict[str, Any]) -> str:
+def _devices(client: "Client") -> dict[str, str]:
+    """Their names: people know no ids."""
+    from web.views.devicenames import names  # noqa: PLC0415 (as all of web: for this command alone)
+
+    return dict(names((one["device"], one["node"], one["name"]) for one in client.get("api", "devices")))
+
+
+def event_line(one: dict[str, Any], devices: Mapping[str, str]) -> str:
     at = datetime.fromisoformat(one["at"]).astimezone()
-    return f"{one['position']:>7} {at:%H:%M:%S.%f}"[:-3] + f"  {one['type']:<20} {_said(one)}"
+    return f"{one['position']:>7} {at:%H:%M:%S.%f}"[:-3] + f"  {one['type']:<20} {_said(one, devices)}"
 
 
-def _said(one: dict[str, Any]) -> str:
+def _said(one: dict[str, Any], devices: Mapping[str, str]) -> str:
     """What the page says of it too; of a type that only a newer release knows, its fields."""
     from controlplane.envelope import decode_event  # noqa: PLC0415 (with all events: for this command alone)
     from controlplane.upcast import UnknownEvent  # noqa: PLC0415
-    from web.views.sentences import sentence  # noqa: PLC0415
+    from web.views.devicenames import stream_words, told  # noqa: PLC0415
 
     data = msgspec.json.encode(one["data"])
     try:
-        return sentence(decode_event(one["type"], one["v"], data.decode()))
+        return told(decode_event(one["type"], one["v"], data.decode()), devices)
     except (UnknownEvent, msgspec.DecodeError):
-        return f"{one['stream']} {data.decode()}"
+        return f"{stream_words(one['stream'], devices)} {data.decode()}"
 
 
 def clock(at_ms: int | None) -> str:

@@ -152,7 +152,7 @@ class Painter:
             return True
         self._lists_at = monotonic()
         views: dict[str, object] = {
-            "requests": request_log(self.sight.fleet, self.recent), "events": event_list(self.recent),
+            "requests": request_log(self.sight.fleet, self.recent), "events": event_list(self.sight.fleet, self.recent),
         }  # fmt: skip
         for name, view in views.items():
             if self._lists.get(name) != view:

@@ -24,7 +24,7 @@ async def live_page(request: Request[Any, Any, Any]) -> Response[str]:
     mark = stage.hub.mark
     return page(
         stage, "live.html", here="live", mark=mark, scene=stage.painter.scene(),
-        log=request_log(stage.sight.fleet, stage.painter.recent), events=event_list(stage.painter.recent),
+        log=request_log(stage.sight.fleet, stage.painter.recent), events=event_list(stage.sight.fleet, stage.painter.recent),
         aggregates=AGGREGATES,
     )  # fmt: skip
 

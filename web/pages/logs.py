@@ -12,6 +12,7 @@ from markupsafe import escape
 from controlplane.envelope import Recorded
 from controlplane.events import BY_NAME
 from web.pages.answers import html, page, stage_of
+from web.views.devicenames import names_of, stream_meant, stream_words
 from web.views.events import document, row
 from web.views.requests import OUTCOMES, ended, opened
 
@@ -55,14 +56,17 @@ async def event_pages(
     before: Before = None,
 ) -> Response[str]:
     stage = stage_of(request)
+    names = names_of(stage.sight.fleet)
+    meant = stream_meant(stream.strip(), names)
     types = sorted(name for name, event in BY_NAME.items() if not aggregate or aggregate == event.AGGREGATE)
     found = await stage.history.page_of_events(
-        before=before, limit=PAGE + 1, stream=stream.strip() or None, type=kind or None,
+        before=before, limit=PAGE + 1, stream=meant or None, type=kind or None,
         types=tuple(types) if aggregate and not kind else None,
     )  # fmt: skip
     return page(
-        stage, "events.html", here="events", rows=[row(r) for r in found[:PAGE]], types=types, type=kind, stream=stream,
-        aggregate=aggregate, **pages("/events", found, before, stream=stream.strip(), type=kind, aggregate=aggregate),
+        stage, "events.html", here="events", rows=[row(r, names) for r in found[:PAGE]], types=types, type=kind,
+        stream=stream_words(meant, names), aggregate=aggregate,
+        **pages("/events", found, before, stream=meant, type=kind, aggregate=aggregate),
     )  # fmt: skip
 
 
@@ -77,7 +81,9 @@ async def _event(request: Request[Any, Any, Any], position: int) -> Recorded:
 @get("/events/{position:int}", include_in_schema=False)
 async def event_page(request: Request[Any, Any, Any], position: FromPath[int]) -> Response[str]:
     recorded = await _event(request, position)
-    return page(stage_of(request), "event.html", here="events", row=row(recorded), document=document(recorded))
+    stage = stage_of(request)
+    shown = row(recorded, names_of(stage.sight.fleet))
+    return page(stage, "event.html", here="events", row=shown, document=document(recorded))
 
 
 @get("/events/{position:int}/document", include_in_schema=False)

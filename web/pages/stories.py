@@ -14,6 +14,7 @@ from controlplane.fleet import Fleet, Instance
 from controlplane.spec import Idle
 from web.pages.answers import page, stage_of
 from web.pages.logs import PAGE, Before, pages
+from web.views.devicenames import names_of
 from web.views.events import row
 from web.views.figures import count, share, size, span
 from web.views.requests import RequestRow, ended, opened
@@ -33,7 +34,8 @@ class Fact(msgspec.Struct, frozen=True):
 def _story(request: Request[Any, Any, Any], events: Sequence[Recorded], before: int | None, **values: object) -> Response[str]:
     shown: dict[str, Any] = {"tone": "", "words": "", "lead": "", "facts": (), "card": None, "mark": "", **values}
     links = pages(request.url.path, events, before)
-    return page(stage_of(request), "story.html", rows=[row(r) for r in events[:PAGE]], **links, **shown)
+    names = names_of(stage_of(request).sight.fleet)
+    return page(stage_of(request), "story.html", rows=[row(r, names) for r in events[:PAGE]], **links, **shown)
 
 
 @get("/requests/{name:str}", include_in_schema=False)

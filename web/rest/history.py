@@ -12,8 +12,14 @@ from web.rest.asking import Ask, services_of
 from web.rest.fleet import Position
 from web.rest.following import feed
 from web.rest.operations import Limit
+from web.views.devicenames import names_of, stream_meant
 
 Name = Annotated[str | None, QueryParameter(max_length=200)]
+
+
+def _meant(request: Ask, stream: str | None) -> str | None:
+    """A device's stream may be asked for by the device's name, too."""
+    return None if stream is None else stream_meant(stream, names_of(services_of(request).view.fleet))
 
 
 @get("/events", description="With `after` in order from there; with `before` (or nothing) the newest first. Not both.")
@@ -21,6 +27,7 @@ async def events(
     request: Ask, *, after: Position = None, before: Position = None, limit: Limit = 100, stream: Name = None, type: Name = None
 ) -> Response[bytes]:
     past = services_of(request).history
+    stream = _meant(request, stream)
     if after is not None and before is not None:
         raise ApiError(400, "invalid", "'after' reads forwards and 'before' backwards: send one of them", param="before")
     if after is not None:
@@ -45,5 +52,6 @@ async def follow_events(
 ) -> Stream:  # fmt: skip
     services = services_of(request)
     start = last if last is not None else after
-    events = feed(services, services.view.fleet.position if start is None else start, stream, type)
+    wanted = _meant(request, stream)
+    events = feed(services, services.view.fleet.position if start is None else start, wanted, type)
     return Stream(events, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"})

@@ -3,7 +3,7 @@
 import msgspec
 
 from controlplane.envelope import Recorded, to_wire
-from web.views.sentences import sentence
+from web.views.devicenames import Names, stream_words, told
 
 BAD = frozenset({
     "ModelRejected", "ModelSetBack", "InstanceFailed", "InstanceOverdue", "RequestFailed", "OperationFailed", "NodeFellSilent",
@@ -16,6 +16,8 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     type: str
     stream: str
+    stream_words: str
+    """As people read it: with a device's name, not its id."""
     aggregate: str
     text: str
     tone: str
@@ -24,12 +26,13 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
 
 
-def row(recorded: Recorded) -> EventRow:
+def row(recorded: Recorded, devices: Names) -> EventRow:
     name = recorded.type
     bad = name in BAD and getattr(recorded.event, "code", "") != "lost"  # gone with the plane that ended: nobody's failure
     return EventRow(
         position=recorded.position, at_ms=recorded.at_ms, type=name, stream=recorded.stream,
-        aggregate=recorded.event.AGGREGATE, text=sentence(recorded.event),
+        stream_words=stream_words(recorded.stream, devices), aggregate=recorded.event.AGGREGATE,
+        text=told(recorded.event, devices),
         tone="bad" if bad else "good" if name in GOOD else "plain", operation=recorded.operation,
         because=recorded.because, actor=recorded.actor,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Final
 
 from controlplane.envelope import Recorded
 from controlplane.events import OperationFailed, OperationRequested, OperationSucceeded
+from web.views.devicenames import Names
 from web.views.events import EventRow, row
 from web.views.models import Failure
 from web.views.requests import OUTCOMES, RequestRow, ended
@@ -71,6 +72,6 @@ class Recent:
         """Newest first."""
         return tuple(row for recorded in reversed(self._ended) if (row := ended(recorded)) is not None)
 
-    def events(self) -> tuple[EventRow, ...]:
+    def events(self, devices: Names) -> tuple[EventRow, ...]:
         """Newest first."""
-        return tuple(row(r) for r in sorted((*self._others, *self._requests), key=lambda r: -r.position))
+        return tuple(row(r, devices) for r in sorted((*self._others, *self._requests), key=lambda r: -r.position))

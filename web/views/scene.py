@@ -6,6 +6,7 @@ import msgspec
 
 from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
+from web.views.devicenames import names_of
 from web.views.events import EventRow
 from web.views.models import ModelRow, models
 from web.views.plane import Link, PlaneHead, plane
@@ -48,5 +49,5 @@ def request_log(fleet: Fleet, recent: Recent) -> RequestLog:
     return RequestLog(tuple(opened(r) for r in running), recent.ended_requests(), names)
 
 
-def event_list(recent: Recent) -> tuple[EventRow, ...]:
-    return recent.events()
+def event_list(fleet: Fleet, recent: Recent) -> tuple[EventRow, ...]:
+    return recent.events(names_of(fleet))

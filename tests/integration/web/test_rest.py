@@ -67,6 +67,16 @@ async def test_a_bad_spec_is_400_with_code_message_and_details(house: House, fie
     assert response.json()["code"] == code
 
 
+async def test_a_devices_events_are_asked_for_by_its_name_too_and_have_its_id(house: House) -> None:
+    device = (await house.client.get("/api/devices")).json()[0]
+    by_name, by_id = [
+        (await house.client.get("/api/events", params={"stream": f"device:{one}"})).json()
+        for one in (device["name"], device["device"])
+    ]
+    assert by_name == by_id and by_name[-1]["type"] == "DeviceDeclared"
+    assert {one["stream"] for one in by_name} == {f"device:{device['device']}"} != {f"device:{device['name']}"}
+
+
 async def test_an_idempotency_key_makes_a_repeat_harmless(house: House) -> None:
     await house.register("alpha")
     headers = {"idempotency-key": "once"}

@@ -10,6 +10,7 @@ from controlplane.events import AnyEvent, GrantGiven, InstanceUp
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from web.views import figures
+from web.views.devicenames import names, names_of, stream_meant, stream_words
 from web.views.events import document, row
 from web.views.plane import Link
 from web.views.plane import plane as head
@@ -61,15 +62,15 @@ def test_the_log_is_open_requests_first_and_newest_first() -> None:
 def test_recent_is_bounded_and_request_events_push_out_nothing_else() -> None:
     plane, recent = busy(StagedPlane(NOW)), Recent()
     recent.refill(plane.events)
-    before = [e.position for e in recent.events() if e.aggregate != "request"]
+    before = [e.position for e in recent.events({}) if e.aggregate != "request"]
     for _ in range(300):
         request = plane.request("smollm2-135m", instance="ins_01JDXB4M9S7QKC2W5T8A")
         plane.end(request)
         for recorded in plane.events[-3:]:
             recent.add(recorded)
-    assert [e.position for e in recent.events() if e.aggregate != "request"] == before
+    assert [e.position for e in recent.events({}) if e.aggregate != "request"] == before
     assert len(recent.ended_requests()) == ENDED_KEPT
-    assert len(recent.events()) <= OTHERS_KEPT + REQUEST_EVENTS_KEPT
+    assert len(recent.events({})) <= OTHERS_KEPT + REQUEST_EVENTS_KEPT
 
 
 def test_an_event_seen_twice_or_late_counts_once() -> None:
@@ -79,7 +80,7 @@ def test_an_event_seen_twice_or_late_counts_once() -> None:
         twice.add(recorded)
         twice.add(recorded)
     twice.refill(plane.events[-10:])
-    assert twice.events() == once.events()
+    assert twice.events({}) == once.events({})
     assert twice.ended_requests() == once.ended_requests()
 
 
@@ -97,8 +98,24 @@ def test_every_event_has_a_sentence(kind: type[AnyEvent]) -> None:
     event = msgspec.convert(_sample(kind), kind)
     assert isinstance(sentence(event), str)
     recorded = Recorded(position=1, stream=event.stream, version=1, at_ms=NOW, command="cmd_1", ordinal=0, event=event)
-    assert row(recorded).type == kind.__name__
+    assert row(recorded, {}).type == kind.__name__
     assert f'"type": "{kind.__name__}"' in document(recorded)
+
+
+def test_devices_go_by_their_names_and_are_found_by_them() -> None:
+    plane, recent = busy(StagedPlane(NOW)), Recent()
+    recent.refill(plane.events)
+    shown = [one for one in recent.events(names_of(plane.fleet)) if one.type == "GrantGiven"]
+    assert {one.stream for one in shown} == {"device:dev-n1-cpu0", "device:dev-n1-cpu1"}, "as programs have it"
+    assert {one.stream_words for one in shown} == {"device:cpu0", "device:cpu1"}
+    assert all(one.text.startswith(f"{one.stream_words.removeprefix('device:')}: ins ") for one in shown), shown
+    known = names([("id-1", "n1", "cpu0"), ("id-2", "n2", "cpu0"), ("id-3", "n1", "cpu1")])
+    assert known == {"id-1": "n1/cpu0", "id-2": "n2/cpu0", "id-3": "cpu1"}
+    for device, name in known.items():
+        assert stream_words(f"device:{device}", known) == f"device:{name}"
+        assert stream_meant(f"device:{name}", known) == stream_meant(f"device:{device}", known) == f"device:{device}"
+    assert stream_meant("model:cpu1", known) == stream_words("model:cpu1", known) == "model:cpu1"
+    assert stream_words("device:gone", known) == stream_meant("device:gone", known) == "device:gone"
 
 
 @pytest.mark.parametrize(("cells", "words"), [(8, "holds a whole device"), (2, "holds ¼ of a device, from cell 4")])
