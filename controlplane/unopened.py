@@ -34,6 +34,6 @@ def failed(model: str, failures: int, code: str, message: str) -> str:
     return message if code in _CURES else f"{model} failed to start {times(failures)}, last: {message}"
 
 
-def opens(code: str) -> bool:
+def unopened(code: str) -> bool:
     """Whether a failure is that of a source that can't be opened: nothing has been started then."""
     return code in _CURES

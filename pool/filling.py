@@ -4,6 +4,7 @@ A plain copy into a mapping takes a third of the processors' time that `pwrite` 
 beside 0.14); in small pages faults would cost more than that saves.
 """
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -49,8 +50,10 @@ class Filling:
     def _address(self, segment: int) -> int | None:
         with self._turns[segment]:
             if segment not in self._mapped:
-                fd, size = self._fds[segment], self._sizes[segment]
-                self._mapped[segment] = map_shared(os.dup(fd), size) if self._pays else None
+                self._mapped[segment] = None
+                if self._pays:
+                    with contextlib.suppress(OSError):  # no addresses, no descriptors: the kernel writes as well
+                        self._mapped[segment] = map_shared(os.dup(self._fds[segment]), self._sizes[segment])
             return self._mapped[segment]
 
     def _huge(self) -> bool:

@@ -25,8 +25,8 @@ interpreter, also beside many others."""
 DIGEST_BYTES = 2 << 20
 """Of what is in memory."""
 READERS = max(2, min(12, (os.cpu_count() or 2) * 3 // 4))
-"""Each reads and hashes 6 GB/s, of which hashing is two thirds: it takes more of them than a plain copy to saturate memory. A
-quarter of the cores is left to engines."""
+"""Each reads and hashes 6 GB/s, of which hashing is two thirds: it takes more of them than a plain copy to saturate memory. Of
+more than two cores a quarter is left to engines."""
 
 NICENESS = 5
 """Of threads that hash: for as long as all cores are busy they have a third of what a copy's thread, or an engine's, has."""

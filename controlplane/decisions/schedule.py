@@ -110,7 +110,7 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
         return None
     if model.set_back is not None and model.set_back.retry_at_ms > draft.now:
         back = model.set_back
-        why = back.message if unopened.opens(back.code) else f"its last start failed ({back.message})"
+        why = back.message if unopened.unopened(back.code) else f"its last start failed ({back.message})"
         return Wait("backing_off", f"{why}; the next is tried after a pause")
     if model.facts is None:
         return Wait("inspecting", f"a node is opening the source of {want.model}")

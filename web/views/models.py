@@ -8,7 +8,7 @@ from controlplane.fleet import Fleet, Instance, Model
 from controlplane.fleet.reach import no_checkpoint, why_still
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
-from controlplane.unopened import opens
+from controlplane.unopened import unopened
 from web.views.figures import share, size
 from web.views.hues import hues
 from web.views.standing import Progress, reported, shown_model, standing
@@ -136,7 +136,7 @@ def state_of(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: lis
         return State(tone="failed", words="rejected", message=no.message if told else no.message + numbers)
     if (back := model.set_back) is not None:
         times = "a start" if back.failures == 1 else f"{back.failures} starts"
-        message = back.message if opens(back.code) else f"{times} failed ({back.code}): {back.message}"
+        message = back.message if unopened(back.code) else f"{times} failed ({back.code}): {back.message}"
         return State(tone="failed", words="backing off", until_ms=back.retry_at_ms, message=message)
     if model.facts is None:
         progress = reported(beats, None, f"model:{model.model}")

@@ -1,5 +1,6 @@
 """What an engine brings lands where it says, whichever way it is written, and nowhere else."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,9 +14,16 @@ from pool.mapping import HUGE_PAGE
 SIZES = (HUGE_PAGE, 2 * HUGE_PAGE + 4096)
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["into a mapping", "by the kernel"])
-def test_bytes_land_where_they_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: bool) -> None:
-    monkeypatch.setattr(filling, "in_huge_pages", lambda fd, size: mapped)
+def refused(fd: int, size: int) -> int:
+    os.close(fd)
+    raise OSError(errno.ENOMEM, "no addresses are left")
+
+
+@pytest.mark.parametrize("way", ["into a mapping", "by the kernel", "by the kernel, where a mapping is refused"])
+def test_bytes_land_where_they_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(filling, "in_huge_pages", lambda fd, size: way != "by the kernel")
+    if way.endswith("refused"):
+        monkeypatch.setattr(filling, "map_shared", refused)
     fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(len(SIZES))]
     for fd, size in zip(fds, SIZES, strict=True):
         os.ftruncate(fd, size)
