@@ -302,7 +302,7 @@ async def test_a_model_that_drafts_is_part_of_what_it_drafts_for_whatever_become
         lambda fleet: [m for m in fleet.models.values() if m.model == "lost" and m.set_back], "one without is refused"
     )
     assert lost.set_back is not None
-    assert lost.set_back.message.startswith(f"draft_model: {tmp_path / 'gone'}: No such file")
+    assert lost.set_back.message.startswith(f"the draft_model of lost can't be opened ({tmp_path / 'gone'}): No such file")
     first = await say(plane, "drafted")
     other = tiny(tmp_path / "other", "llama", seed=8, num_hidden_layers=1)
     (draft / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
