@@ -87,8 +87,12 @@ class Arena:
         self.root = root
         self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         """Kept open: else the next directory could have the number of one that was removed, and be taken for it."""
-        weakref.finalize(self, os.close, self._directory)
+        self._closing = weakref.finalize(self, os.close, self._directory)
         self.nodes = Nodes(topology, in_memory=_is_memory(root))
+
+    def close(self) -> None:
+        """Nobody asks whether it is lost any more. Twice is fine."""
+        self._closing()
 
     @property
     def lost(self) -> bool:

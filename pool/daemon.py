@@ -152,6 +152,7 @@ async def _run(listener: socket.socket, root: Path, options: argparse.Namespace)
     await server.close()
     if options.forget and not arena.lost:
         arena.forget()
+    arena.close()
     log.info("ended", extra={"forgot": options.forget})
     return lost
 

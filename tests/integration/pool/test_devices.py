@@ -34,6 +34,8 @@ SHARED, PAGE = 4 * MIB, 4096
 class Room:
     """A server in this process, over a played GPU."""
 
+    server: Server
+
     def __init__(self, path: Path, gpu: FakeGpu) -> None:
         self.path, self.gpu = path, gpu
         self.socket = path / "pool.sock"
@@ -83,12 +85,13 @@ async def opened(path: Path, gpu: FakeGpu, ready_bytes: int = 0, nodes: Nodes | 
         listener.listen(16)
         serving = asyncio.create_task(server.serve(listener))
         room = Room.__new__(Room) if (path / "source").exists() else Room(path, gpu)
-        room.path, room.gpu, room.socket = path, gpu, path / "pool.sock"
+        room.path, room.gpu, room.socket, room.server = path, gpu, path / "pool.sock", server
         try:
             yield room
         finally:
             serving.cancel()
             await server.close()
+            arena.close()
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ class Engine:
 async def test_each_sees_its_own_and_nothing_stays(tmp_path: Path, seed: int) -> None:
     async with opened(tmp_path, FakeGpu(total_bytes=2048 * MIB)) as room:
         firsts = {await brought(room, first): first for first in (1, 101)}
+        await until(lambda: not room.server._connections)  # the deposits' ends are heard
         before = descriptors()
         async with asyncio.timeout(60):
             await asyncio.gather(*(Engine(room, firsts, seed * ENGINES + number).run() for number in range(ENGINES)))

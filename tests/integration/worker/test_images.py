@@ -28,6 +28,7 @@ from controlplane.rungs import Rung
 from pool.arena import READY
 from pool.place import place
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
+from tests.poolroom import descriptors
 from tests.workshop import MIB, Plant
 from worker.images import bulk, criu
 from worker.images.fingerprint import Fingerprint
@@ -74,7 +75,7 @@ async def test_ten_round_trips_with_new_workers_between_leave_nothing_behind(hou
     def counted() -> tuple[int, int, int]:
         """Descriptors of the worker's process, and the pool's; files in /dev/shm."""
         pool = os.listdir(f"/proc/{house.pool.pid}/fd")
-        return len(os.listdir("/proc/self/fd")), len(pool), len(list(segments.iterdir()))
+        return descriptors(), len(pool), len(list(segments.iterdir()))
 
     assert any(segments.iterdir())
     await house.until(lambda: any((segments / READY).glob("*")))  # what the pool makes in spare time; then it rests
