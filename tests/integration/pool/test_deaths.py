@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pool.client import PoolEnds, PoolRefused, attach
+from pool.client import PoolClient, PoolEnds, PoolRefused, attach
 from pool.mapping import Reservation
-from pool.messages import Tensor
+from pool.messages import Staged, Tensor
 from tests.poolroom import MIB, Daemon, until, wait_for
 
 Source = Callable[..., Path]
@@ -60,13 +60,19 @@ async def test_files_unchanged_are_not_read_again_by_the_next_daemon(daemon: Dae
     assert (again.weight_set, again.read_bytes) == (staged.weight_set, 0)
 
 
+async def begun(daemon: Daemon, client: PoolClient, path: Path) -> "asyncio.Task[Staged]":
+    """A staging of which something lies in the place already."""
+    under_way = asyncio.Event()
+    staging = asyncio.create_task(client.stage(path, lambda _: under_way.set()))
+    await under_way.wait()
+    await until(daemon.kept)
+    return staging
+
+
 async def test_a_death_while_staging_leaves_nothing(daemon: Daemon, source: Source) -> None:
     path = source(size=192 * MIB)
     async with daemon.client() as client:
-        under_way = asyncio.Event()
-        staging = asyncio.create_task(client.stage(path, lambda _: under_way.set()))
-        await under_way.wait()
-        await until(daemon.kept)
+        staging = await begun(daemon, client, path)
         daemon.kill()
         with pytest.raises(ConnectionError):
             await staging
@@ -266,10 +272,7 @@ async def test_whoever_waits_for_a_staging_as_the_directory_goes_can_ask_the_nex
 ) -> None:
     path = source(size=192 * MIB)
     async with daemon.client() as client:
-        under_way = asyncio.Event()
-        staging = asyncio.create_task(client.stage(path, lambda _: under_way.set()))
-        await under_way.wait()
-        await until(daemon.kept)
+        staging = await begun(daemon, client, path)
         shutil.rmtree(daemon.root)
         with pytest.raises(ConnectionError):
             await staging
