@@ -46,6 +46,7 @@ async def attend(
             say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{web.last_words()}")
             await web.ready(None)
         await shown(plane, applied)
+        plane.settings_due.unlink(missing_ok=True)
         say(f"ready in {time.monotonic() - began:.1f} s: {plane.web_url}  (data in {plane.data})")
         say(f"log in: {login.link(plane)}  (good once, for ten minutes)")
         if settings is not None:

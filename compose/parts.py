@@ -35,7 +35,7 @@ def faces(plane: Plane) -> list[ChildSpec]:
     """What may start before the servers answer: it waits for them, and what it imports takes longer than their start."""
 
     async def web_ready() -> bool:
-        return await answers(plane.web_host, plane.web_port)
+        return await answers(plane.web_host, plane.web_port, "/readyz?after=0")  # settings or not: they come next
 
     return [
         ChildSpec(name="decider", argv=(*PYTHON, "controlplane.decider", "--data", plane.data)),

@@ -7,7 +7,7 @@ from typing import Final
 ANSWER_S: Final = 2.0
 
 
-async def answers(host: str, port: int, path: str = "/readyz", *, deadline_s: float = ANSWER_S) -> bool:
+async def answers(host: str, port: int, path: str, *, deadline_s: float = ANSWER_S) -> bool:
     """Whether GET `path` there answers 200 in time."""
     try:
         async with asyncio.timeout(deadline_s):

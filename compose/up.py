@@ -86,6 +86,7 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
         given = embedded.servers
     plane = _plane(directory, given, offered, at=(options.host, kept.port), settings=chosen.path)
     plane.write()
+    plane.settings_due.touch()
     children = {spec.name: supervisor.add(spec) for spec in parts.faces(plane)}
     if embedded is not None:
         await embedded.start()

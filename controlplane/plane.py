@@ -75,6 +75,11 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     embedded: bool = True
     """False: Postgres and NATS were given by URL."""
 
+    @property
+    def settings_due(self) -> Path:
+        """A file that is there from the start of `up` until web has seen what applying the settings ended with."""
+        return Path(self.data) / "run" / "settings-due"
+
     def nats_login(self, party: str) -> Login | None:
         """How that party connects to the bus; None: with `nats_token`, if that."""
         return self.nats_logins.get(party) or self.nats_logins.get(ANYBODY)

@@ -101,14 +101,25 @@ async def livez() -> Response[bytes]:
 async def readyz(
     request: Request[Any, Any, Any],
     after: Annotated[
-        int, QueryParameter(ge=0, le=2**62, description="Not before the event of this position is seen here.")
-    ] = 0,
+        int | None,
+        QueryParameter(
+            ge=0,
+            le=2**62,
+            description="Not before the event of this position is seen here; without it, not before the settings that the "
+            "plane was started with have been applied and are seen here.",
+        ),
+    ] = None,
 ) -> Response[bytes]:
     services = request.app.state.services
     health: Health = services.health
     state = await health.state()
-    if (position := services.view.fleet.position) < after:
+    position = services.view.fleet.position
+    unseen = None
+    if after is not None and position < after:
         unseen = f"the view is at event {position}, and not yet at {after}"
+    elif after is None and services.plane.settings_due.exists():
+        unseen = "the settings are being applied"
+    if unseen is not None:
         state = msgspec.structs.replace(state, ready=False, reasons=(*state.reasons, unseen), position=position)
     headers = {} if state.ready else {"retry-after": "1"}
     body = msgspec.json.encode(state)

@@ -138,6 +138,20 @@ async def test_who_waits_for_an_event_is_told_when_it_is_seen(house: House) -> N
     assert (await house.client.get("/readyz?after=-1")).status_code == 400
 
 
+async def test_it_is_not_ready_before_the_settings_of_this_start_are_seen(house: House) -> None:
+    """Who waits for it asks for a model of the settings at once."""
+    due = house.services.plane.settings_due
+    due.parent.mkdir(exist_ok=True)
+    due.touch()
+    try:
+        early = await house.client.get("/readyz")
+        assert early.status_code == 503 and early.json()["reasons"] == ["the settings are being applied"]
+        assert (await house.client.get("/readyz?after=0")).status_code == 200, "who names an event waits for that one"
+    finally:
+        due.unlink()
+    assert (await house.client.get("/readyz")).status_code == 200
+
+
 async def _ready(house: House) -> bool:
     return (await house.client.get("/readyz")).status_code == 200
 
