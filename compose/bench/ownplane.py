@@ -17,9 +17,11 @@ import msgspec
 
 from compose import remains
 from compose.client import Client
+from compose.embedded.cluster import Cluster
 from compose.login import ADMIN_TOKEN
 from compose.refusal import ApiRefused, EnvironmentRefusal
 from controlplane.plane import Plane
+from pool.place import sweep
 
 READY_S: Final = 120.0
 ANSWER_S: Final = 900.0
@@ -102,7 +104,9 @@ class OwnPlane:
                 self._up.wait()
         asyncio.run(remains.clear(self.data))
         if not os.environ.get("KEEP_PLANES"):
+            Cluster.of(self.data).remove()  # root's lies elsewhere
             shutil.rmtree(self.data, ignore_errors=True)
+            sweep()  # and the pool's segments, in shared memory
 
     # ---- what is asked of it ----------------------------------------------------------------------------------
 

@@ -1,21 +1,30 @@
 """`enginehouse bench ladder`: a plane of its own, every way up and down that this machine has, answers compared."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from compose.embedded.cluster import orphans
+from pool.place import SHARED_MEMORY
 from worker.images import criu
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_every_way_up_and_down_is_measured_and_written(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     argv = [sys.executable, "-m", "compose", "bench", "ladder", "--shape", "fake", "--cycles", "3", "--json", str(file)]
-    run = subprocess.run(argv, capture_output=True, text=True, timeout=170, check=False)
+    with tempfile.TemporaryDirectory(prefix="eh", dir="/tmp") as work:
+        environment = os.environ | {"TMPDIR": work}
+        run = subprocess.run(argv, capture_output=True, text=True, timeout=270, check=False, env=environment)
+        assert list(Path(work).iterdir()) == [], "its plane's directory"
     assert run.returncode == 0, run.stderr
+    assert not [one for one in orphans() if _of(work, one / "owner.json")], "nor its Postgres cluster, which root has elsewhere"
+    assert not [one for one in SHARED_MEMORY.glob("enginehouse-*") if _of(work, one / "owner")], "nor the pool's segments"
     assert "answers the same everywhere: yes" in run.stdout
     rows = json.loads(file.read_text())
     assert rows["date"] and rows["kernel"] and rows["shape"] == "fake"
@@ -34,6 +43,14 @@ def test_every_way_up_and_down_is_measured_and_written(tmp_path: Path) -> None:
     assert rows["image"]["proof"] == "same_tokens"
     assert rows["image"]["processes_left_when_saved"] == 0
     assert "same_tokens" in rows["checks"]
+
+
+def _of(work: str, owner: Path) -> bool:
+    """Whether it says that it is for a directory below `work`."""
+    try:
+        return work in owner.read_text()
+    except OSError:
+        return False
 
 
 def test_an_unknown_shape_is_refused_with_those_that_there_are() -> None:
