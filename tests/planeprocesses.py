@@ -3,8 +3,6 @@
 import contextlib
 import http.client
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compose.embedded.cluster import Cluster
 from compose.remains import belonging
 from controlplane.plane import Plane
+from tests import leftovers
 from tests.poolroom import forget
 
-START_S = 60.0
+START_S = 90.0
 
 
 class PlaneProcesses:
@@ -26,8 +24,7 @@ class PlaneProcesses:
 
     def __init__(self, settings: str, *, environment: Mapping[str, str] | None = None, user: int | None = None) -> None:
         """user: uid (and gid) to run it as, if not ours."""
-        self.data = Path("/tmp") / f"eh-{secrets.token_hex(4)}"
-        self.data.mkdir(mode=0o700)
+        self.data = leftovers.directory()
         self.settings_file = self.data / "settings.toml"
         self.settings_file.write_text(settings)
         self._environment = dict(environment or {})
@@ -95,7 +92,7 @@ class PlaneProcesses:
         self._up.kill()
         self._up.wait()
 
-    def down(self, deadline_s: float = 40) -> int:
+    def down(self, deadline_s: float = 90) -> int:
         """SIGTERM to `up`; return its exit code."""
         assert self._up is not None
         if self._up.poll() is None:
@@ -126,12 +123,11 @@ class PlaneProcesses:
             self._up.wait()
         for one in belonging(self.data):
             one.send(signal.SIGKILL)
-        forget(self.data / "run" / "pool")
         if keep or os.environ.get("KEEP_PLANES"):
-            return  # its logs tell more than an assertion
-        with contextlib.suppress(Exception):
-            Cluster.of(self.data).remove()
-        shutil.rmtree(self.data, ignore_errors=True)
+            forget(self.data / "run" / "pool")
+            leftovers.keep(self.data)  # its logs tell more than an assertion
+        else:
+            leftovers.remove(self.data)
 
     def words(self) -> str:
         """The ends of all logs."""
@@ -151,7 +147,7 @@ class PlaneProcesses:
     def token(self) -> str:
         return (self.data / "secrets" / "admin-token").read_text().strip()
 
-    def cli(self, *arguments: str, deadline_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def cli(self, *arguments: str, deadline_s: float = 90) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "compose", "--data", str(self.data), *arguments]
         return subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False, **self._as)
 

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from controlplane.parties import DECIDER
 from controlplane.plane import Plane
 from controlplane.subjects import STREAM
 from migrations import upgrade
+from tests import leftovers
 
 TEMPLATE = "template_log"
 _numbers = itertools.count(1)
@@ -29,10 +28,9 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
     """A short path right under /tmp: other accounts must reach it, and a socket's path has 107 bytes at most."""
-    path = Path(tempfile.mkdtemp(prefix="eh-", dir="/tmp"))
-    path.chmod(0o711)
+    path = leftovers.directory(0o711)
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    leftovers.remove(path)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -21,11 +20,12 @@ from controlplane.parties import DECIDER
 from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 from migrations import upgrade
+from tests import leftovers
 
 CALLERS = 8
 ENOUGH = 60
 """Commands acknowledged before a fault, and again after it."""
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 
 
 class Ward:
@@ -117,14 +117,13 @@ class Ward:
 
 @pytest.fixture
 async def ward() -> AsyncIterator[Ward]:
-    directory = Path(tempfile.mkdtemp(prefix="eh-", dir="/tmp"))
-    directory.chmod(0o711)
+    directory = leftovers.directory(0o711)
     made = Ward(directory)
     try:
         yield made
     finally:
         await asyncio.gather(made.postgres.stop(), made.nats.stop())
-        shutil.rmtree(directory, ignore_errors=True)
+        leftovers.remove(directory)
 
 
 FAULTS: dict[str, Callable[[Ward], Awaitable[None]]] = {
