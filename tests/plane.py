@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import httpx
 import openai
+import pytest
 
 from compose.process import Identity
 from compose.supervisor import read_states
@@ -22,8 +23,9 @@ from controlplane.parties import DECIDER
 from controlplane.rungs import Activity, Rung
 from tests.planeprocesses import PlaneProcesses
 
-STEP_S = 30.0
+STEP_S = 60.0
 """Deadline of one wait; generous, as CI has two cores."""
+ANSWER_S = 90.0
 
 NODE = """
 [node]
@@ -52,7 +54,7 @@ class PlaneUnderTest(PlaneProcesses):
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=STEP_S, trust_env=False)
 
     def openai(self, *, retries: int = 0) -> openai.AsyncOpenAI:
-        transport = httpx.AsyncClient(timeout=2 * STEP_S, trust_env=False)
+        transport = httpx.AsyncClient(timeout=ANSWER_S, trust_env=False)
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.token, max_retries=retries, http_client=transport)
 
     async def chat(self, model: str, text: str = "hello", **options: Any) -> str:
@@ -82,6 +84,16 @@ class PlaneUnderTest(PlaneProcesses):
         finally:
             await connection.close()
         return [one for one in map(recorded, rows) if not types or one.type in types]
+
+    async def seen(self) -> None:
+        """Wait until web has seen all that the decider knows now: its view, and so all that it shows, lags behind."""
+        position = (await self.fleet()).position
+        async with self.rest() as http:
+
+            async def so_far() -> bool:
+                return (await http.get("/readyz", params={"after": position})).status_code == 200
+
+            await self.until(so_far, f"web has seen event {position}")
 
     async def head(self) -> int:
         events = await self.events()
@@ -127,12 +139,16 @@ class PlaneUnderTest(PlaneProcesses):
     # -- hurting it
 
     def child(self, name: str) -> Identity:
-        """A child of `up` by name: postgres, nats, pool, decider, worker, web."""
-        pid = next(state.pid for state in read_states(self.data) if state.name == name)
-        assert pid is not None, f"{name} is not running"
-        identity = Identity.of(pid)
-        assert identity is not None, f"{name} is not running"
+        """A child of `up` by name: postgres, nats, pool, decider, worker, web. One that is just being started is waited for."""
+        until = time.monotonic() + STEP_S
+        while (identity := self._running_child(name)) is None:
+            assert time.monotonic() < until, f"{name} is not running"
+            time.sleep(0.02)
         return identity
+
+    def _running_child(self, name: str) -> Identity | None:
+        pid = next(state.pid for state in read_states(self.data) if state.name == name)
+        return None if pid is None else Identity.of(pid)
 
     def part(self, instance: str, name: str) -> Identity:
         """A process of an instance: holder, engine, frontend."""
@@ -175,6 +191,9 @@ def running(settings: str, *options: str, environment: Mapping[str, str] | None 
     try:
         plane.start(*options)
         yield plane
+    except pytest.skip.Exception:
+        plane.finish()
+        raise
     except BaseException:
         plane._remove(keep=True)
         raise

@@ -11,7 +11,7 @@ ARGUMENTS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SEEN_S = 20.0
+SEEN_S = 40.0
 """What is expected of a page is waited for so long; its own deadline, and a click's: two cores draw, serve and decide."""
 expect.set_options(timeout=SEEN_S * 1000)
 

@@ -51,6 +51,7 @@ async def test_a_model_leaves_its_device_by_command_and_comes_back_for_the_next_
     found = await off(house, "a")
     assert (found.bytes_used, found.grant) == (0, None)
     assert found.host_bytes > 1 << 20
+    await house.seen()
     async with house.rest() as http:
         shown = next(i for i in (await http.get("/api/instances")).json() if i["instance"] == found.instance)
         assert shown["rung"] == "checkpoint"

@@ -21,7 +21,7 @@ LAME = fake("lame", fail="rank_wake:1").replace("share = 1", "share = { gpus = 2
 SETTINGS = NODE + PAIR + LAME + fake("one", share=0.5, tokens_per_s=100) + fake("card", share=0.5, tokens_per_s=100, gpu=True)
 TEXT = "a stream that must not lose a letter, nor say one twice; " * 2
 LONG = TEXT * 4
-"""Five seconds of it: longer than the command line needs to start on a busy machine."""
+"""Five seconds of it."""
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +46,31 @@ async def test_a_gang_takes_every_device_and_gives_them_back_as_one(plane: Plane
 
 
 async def test_a_killed_rank_is_one_failure_and_everything_is_back(plane: PlaneUnderTest) -> None:  # N7
-    expected = await plane.chat("pair", TEXT)
+    await plane.chat("pair", "hello")
     instance = await plane.serving("pair")
     engine = plane.part(instance.instance, "engine")
     ranks = [one for one in in_session(engine.pid) if one.pid != engine.pid]
     assert len(ranks) == 2
     others = [found for one in ranks if (found := Identity.of(one.pid)) is not None]
-    said: list[str] = []
+    pieces: list[str] = []
     with pytest.raises(openai.APIError, match="engine's process died"):
-        await _stream_and_kill(plane, said, others)
-    assert expected.startswith("".join(said))
-    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed", 10)
+        await _stream_and_kill(plane, pieces, others)
+    assert said(LONG).startswith("".join(pieces))
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed")
     assert not [g for g in (await plane.fleet()).grants.values() if g.instance == instance.instance]
-    assert await engine.ended(5)
+    assert await engine.ended(30)
     for left in others:
-        assert await left.ended(5), "no rank outlives its gang"
-    assert await plane.chat("pair", TEXT) == expected
+        assert await left.ended(30), "no rank outlives its gang"
+    assert await plane.chat("pair", "hello") == said("hello")
 
 
-async def _stream_and_kill(plane: PlaneUnderTest, said: list[str], ranks: list[Identity]) -> None:
+async def _stream_and_kill(plane: PlaneUnderTest, pieces: list[str], ranks: list[Identity]) -> None:
     """Take one of the ranks as soon as the stream has begun."""
     async with plane.openai() as client:
-        stream = await client.chat.completions.create(model="pair", messages=[{"role": "user", "content": TEXT}], stream=True)
+        stream = await client.chat.completions.create(model="pair", messages=[{"role": "user", "content": LONG}], stream=True)
         async for chunk in stream:
-            said.append((chunk.choices[0].delta.content or "") if chunk.choices else "")
-            if len("".join(said)) > 5 and len(ranks) == 2:
+            pieces.append((chunk.choices[0].delta.content or "") if chunk.choices else "")
+            if len("".join(pieces)) > 5 and len(ranks) == 2:
                 os.kill(ranks.pop().pid, signal.SIGKILL)
 
 
@@ -81,8 +81,8 @@ async def test_a_rank_killed_asleep_is_seen_and_the_next_request_starts_a_new_ga
     engine = plane.part(instance.instance, "engine")
     rank = max(one.pid for one in in_session(engine.pid) if one.pid != engine.pid)
     os.kill(rank, signal.SIGKILL)
-    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed", 5)
-    assert await engine.ended(5)
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed")
+    assert await engine.ended(30)
     assert await plane.chat("pair", TEXT) == expected
 
 
@@ -104,16 +104,27 @@ async def test_a_live_model_moves_and_who_comes_meanwhile_is_served(plane: Plane
     before, fleet = await plane.serving("one"), await plane.fleet()
     target = next(device for device in fleet.devices.values() if device.device != before.device)
     head = await plane.head()
-    streams = [asyncio.create_task(plane.chat("one", LONG)) for _ in range(3)]
+    moves = asyncio.Event()
+
+    async def talk() -> set[str]:
+        """Again and again until it moves, however long the command line takes to start."""
+        answers = set[str]()
+        while not moves.is_set():
+            answers.add(await plane.chat("one", LONG))
+        return answers
+
+    before_it = [asyncio.create_task(talk()) for _ in range(3)]
     await plane.until_fleet(lambda f: any(i.running for i in f.instances.values()), "it runs")
     moving = asyncio.create_task(asyncio.to_thread(plane.cli, "move", "one", "--to", target.name))
     await plane.until_fleet(lambda f: any(i.moving_to for i in f.instances.values()) or moving.done(), "it moves")
+    moves.set()
     assert not moving.done(), moving.result().stderr
-    streams += [asyncio.create_task(plane.chat("one", LONG)) for _ in range(3)]
+    meanwhile = [asyncio.create_task(plane.chat("one", LONG)) for _ in range(3)]
     moved = await moving
     assert moved.returncode == 0, moved.stderr
     assert f"serves on {target.name}" in moved.stdout
-    assert set(await asyncio.gather(*streams)) == {said(LONG)}, "none lost, none cut"
+    answers = set[str]().union(*await asyncio.gather(*before_it), await asyncio.gather(*meanwhile))
+    assert answers == {said(LONG)}, "none lost, none cut"
     after = await plane.serving("one")
     assert (after.instance, after.device, after.moving_to) == (before.instance, target.device, None)
     told = [one.event for one in await plane.events("GrantGiven", "GrantReturned", "InstanceUp", after=head)]
@@ -173,6 +184,7 @@ async def test_moves_that_cannot_be_are_refused_with_a_reason(plane: PlaneUnderT
 async def test_the_page_shows_a_gang_across_its_devices(plane: PlaneUnderTest) -> None:
     await plane.chat("pair", "hello")
     async with plane.rest() as rest:
+        await plane.seen()
         page = (await rest.get("/")).text
         devices = (await rest.get("/api/devices")).json()
     assert "rank 0 of 2" in page

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from controlplane.quantities import human_bytes
 from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from pool.client import PoolClient
-from tests.plane import PlaneUnderTest, grants_overlap, running
+from tests.plane import STEP_S, PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import DIES_ASLEEP, GRAPHS, HOLDS
 from tests.standin.install import install
 from tests.standin.room import Room, Taker
@@ -52,16 +53,10 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, machine: Path) -> None:
-    async def say_alone(name: str) -> str:
-        """An engine that is at work still, by the log, would not be taken over: another would be started beside it."""
-        answer = await say(plane, name)
-        await plane.until_fleet(lambda fleet: not fleet.requests, "its end is in the log")
-        return answer
-
-    first = {name: await say_alone(name) for name in NAMES}
+    first = {name: await say_alone(plane, name) for name in NAMES}
     assert len(set(first.values())) == 3, "three models, three answers"
     for name in ("two", "one", "other", "two", "one"):
-        assert await say_alone(name) == first[name], f"{name} is what it was"
+        assert await say_alone(plane, name) == first[name], f"{name} is what it was"
     fleet = await plane.fleet()
     (device,) = fleet.devices.values()
     assert (device.device, device.kind, device.size_bytes) == (GPU, "gpu", 120 * MIB)
@@ -97,7 +92,8 @@ async def test_the_pool_works_as_the_settings_say(plane: PlaneUnderTest) -> None
 
 async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plane: PlaneUnderTest, machine: Path) -> None:
     for name in NAMES:
-        plane.cli("sleep", name)
+        await say_alone(plane, name)
+        assert plane.cli("sleep", name).returncode == 0
     await plane.until_fleet(lambda fleet: all(i.rung is Rung.SLEEP for i in fleet.instances.values()), "all asleep")
     fleet, room = await plane.fleet(), Room(machine)
     asleep = sum(instance.bytes_used for instance in fleet.instances.values())
@@ -119,13 +115,20 @@ async def beat_with(plane: PlaneUnderTest, right: object) -> NodeBeat:
                 found.set_result(beat)
 
         await bus.nc.subscribe("beat.node.*", cb=heard)
-        return await asyncio.wait_for(found, 20)
+        return await asyncio.wait_for(found, STEP_S)
 
 
 async def say(plane: PlaneUnderTest, name: str) -> str:
     async with plane.openai() as client:
         answer = await client.completions.create(model=name, prompt="Once upon a time", max_tokens=12, temperature=0)
     return answer.choices[0].text
+
+
+async def say_alone(plane: PlaneUnderTest, name: str) -> str:
+    """An engine that is at work still, by the log, would not be taken over: another would be started beside it."""
+    answer = await say(plane, name)
+    await plane.until_fleet(lambda fleet: not fleet.requests, "its end is in the log")
+    return answer
 
 
 async def test_a_skeleton_leaves_its_gpu_and_the_pool_fills_it_again_while_it_comes_back(
@@ -214,7 +217,8 @@ async def test_a_wake_that_finds_no_room_goes_back_to_a_clean_sleep_and_waits_un
     pids = {i.pid for i in (await plane.fleet()).instances.values()}
     room, before, worker = Room(machine), await plane.head(), plane.child("worker")
     stranger = Taker(room, GPU)
-    plane.kill(worker, signal.SIGSTOP)
+    await beat_with(plane, lambda _: True)
+    plane.kill(worker, signal.SIGSTOP)  # just after a beat: once it has been silent for three seconds no wake is decided
     try:
         asked = asyncio.create_task(say(plane, "one"))
         await plane.until_fleet(lambda fleet: fleet.grants, "the wake is decided")
@@ -260,7 +264,12 @@ async def test_others_memory_is_shown_with_its_owner_and_keeps_engines_from_bein
     )
     assert not await plane.events("InstanceDirected", after=before), "no engine was started to find that out"
     async with plane.rest() as client:
-        (shown,) = (await client.get("/api/devices")).json()
+
+        async def devices() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await client.get("/api/devices")).json()
+            return found if all(one["foreign"] and one["owners"]["foreign"] for one in found) else []
+
+        (shown,) = await plane.until(devices, "web has seen the event and a beat with it")
         page = (await client.get("/")).text
         refused = await client.post(
             "/v1/completions", json={"model": "other", "prompt": "x"}, headers={"prefer": "wait=0"}, timeout=20
@@ -293,6 +302,7 @@ async def test_a_model_that_drafts_is_part_of_what_it_drafts_for_whatever_become
         added = await client.post("/api/models", json={"name": "drafted", **fields})
         assert added.status_code < 300, added.text
         await plane.inspected("drafted")
+        await plane.seen()
         page = (await client.get("/models/drafted")).text
         gone = {"draft_model": str(tmp_path / "gone")}
         assert (await client.post("/api/models", json={"name": "lost", **fields, "arguments": gone})).status_code < 300

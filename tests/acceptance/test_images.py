@@ -33,12 +33,17 @@ async def test_a_model_is_saved_and_restored_by_the_next_request(house: PlaneUnd
     saved = next(i for i in fleet.instances.values() if i.model == "a")
     assert saved.rung is Rung.SAVED
     assert await house.chat("a", "the same as ever") == before
-    up = [event.event for event in await house.events("InstanceUp")][-1]
+    up = [event.event for event in await house.events("InstanceUp") if event.event.model == "a"][-1]
     assert up.image == saved.image
     assert up.check == "same_tokens"
 
 
 async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> None:
+    await house.inspected("a", "b")
+    before = await house.chat("a", "proved")
+    assert house.cli("save", "a").returncode == 0
+    assert await house.chat("a", "proved") == before
+    await house.seen()
     (shown,) = json.loads(house.cli("images", "--json").stdout)
     assert (shown["state"], shown["proof"]) == ("ok", "same_tokens")
     assert "a" in shown["models"]
@@ -47,7 +52,9 @@ async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> N
     assert checked.returncode == 0 and "as written" in checked.stdout, checked.stderr
     pages = house.data / "images" / shown["image"] / "pages-1.img"
     with pages.open("r+b") as file:
-        file.write(b"\x01")
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
     bad = house.cli("images", "verify", shown["image"])
     assert bad.returncode == 1 and "image_corrupt" in bad.stderr
     async with house.rest() as http:
@@ -59,6 +66,7 @@ async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> N
         foreign = await http.post(press, data={"verb": "remove"}, headers={"authorization": ""})
         assert foreign.status_code == 401, "nobody presses it unknown"
     assert house.cli("images", "pin", shown["image"]).returncode == 0
+    await house.seen()
     assert "nothing" in house.cli("images", "gc").stdout
     assert "ok, pinned" in house.cli("images").stdout
     let_go = house.cli("images", "unpin", shown["image"])
@@ -76,6 +84,7 @@ async def test_images_are_listed_checked_and_removed(house: PlaneUnderTest) -> N
         return not (await house.fleet()).images
 
     await house.until(none_left, "the image is gone")
+    await house.seen()
     async with house.rest() as http:
         assert (await http.get(f"/api/images/{shown['image']}")).json()["code"] == "image_unknown"
 
@@ -102,7 +111,7 @@ async def test_a_saved_model_survives_the_whole_plane(house: PlaneUnderTest) -> 
     assert house.down() == 0
     house.start()
     assert await house.chat("a", "tomorrow") == before
-    assert [event.event for event in await house.events("InstanceUp")][-1].image is not None
+    assert [event.event for event in await house.events("InstanceUp") if event.event.model == "a"][-1].image is not None
 
 
 @pytest.mark.timeout(240)

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from controlplane.rungs import Rung
-from tests.plane import PlaneUnderTest
+from tests.plane import STEP_S, PlaneUnderTest
 
 ANSWER = "You said: "
 
@@ -33,7 +33,7 @@ async def test_models_are_listed_with_the_openai_client(plane: PlaneUnderTest) -
 async def test_a_stream_comes_in_pieces_and_ends_with_usage(plane: PlaneUnderTest) -> None:
     async with plane.openai() as client:
         stream = await client.chat.completions.create(
-            model="gamma", messages=[{"role": "user", "content": "piece by piece"}], stream=True,
+            model="gamma", messages=[{"role": "user", "content": "piece by piece, " * 20}], stream=True,
             stream_options={"include_usage": True},
         )  # fmt: skip
         chunks = [chunk async for chunk in stream]
@@ -101,6 +101,7 @@ async def test_operators_put_to_sleep_stop_and_load(plane: PlaneUnderTest) -> No
 
 async def test_the_command_line_shows_what_is_there(plane: PlaneUnderTest) -> None:
     await plane.chat("alpha", "for the history")
+    await plane.seen()
     status = plane.cli("status")
     assert status.returncode == 0, status.stderr
     assert all(word in status.stdout for word in ("postgres", "nats", "decider", "worker", "web", "pool", "cpu0", "alpha"))
@@ -121,7 +122,7 @@ async def test_events_are_followed_live(plane: PlaneUnderTest) -> None:
     try:
         await plane.chat("alpha", "seen by a follower")
         assert follower.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STEP_S):
             while json.loads(await follower.stdout.readline())["type"] != "RequestFinished":
                 pass
     finally:

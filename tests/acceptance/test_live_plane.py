@@ -22,7 +22,7 @@ async def test_an_operator_works_with_the_page(start_plane: Callable[..., PlaneU
         await expect(page.locator("#plane [role=status]")).to_have_text("live")
         await expect(page.locator("#requests pre")).to_contain_text("secrets/admin-token")
         await page.locator("#do-load-alpha").click()
-        await expect(page.locator("#model-alpha .pill")).to_have_text("up", timeout=30_000)
+        await expect(page.locator("#model-alpha .pill")).to_have_text("up")
         await expect(page.locator(".run.held")).to_have_count(1)
         await expect(page.locator(".run.held .name")).to_have_text("alpha")
         await expect(page.locator(".sets")).to_contain_text("alpha")
@@ -41,16 +41,16 @@ async def test_an_operator_works_with_the_page(start_plane: Callable[..., PlaneU
 
         await page.locator("#do-load-broken").click()
         row = page.locator("#model-broken")
-        await expect(row.locator(".pill")).to_have_text("backing off", timeout=30_000)
+        await expect(row.locator(".pill")).to_have_text("backing off")
         await expect(row).to_contain_text("told to fail")
         await expect(page.locator("#do-retry-broken")).to_be_enabled()
 
         await page.locator("#do-sleep-alpha").click()
-        await expect(page.locator("#model-alpha .pill")).to_have_text("asleep", timeout=30_000)
+        await expect(page.locator("#model-alpha .pill")).to_have_text("asleep")
         await expect(page.locator(".pool h4")).to_have_text("Sleeping skeletons")
         assert complaints == []
 
         started = time.monotonic()
         assert plane.down() == 0
-        assert time.monotonic() - started < 15  # an open page holds nobody up
+        assert time.monotonic() - started < 30  # an open page holds nobody up
         await expect(page.locator("#wire")).to_contain_text("No connection")

@@ -56,7 +56,7 @@ async def test_times_are_the_logs_whatever_the_browsers_clock_says(house: Stageh
 
 
 async def connected(house: Stagehouse, readers: int = 1) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(house.stage.hub.readers) != readers:
             await asyncio.sleep(0.01)
 
@@ -329,7 +329,7 @@ async def test_a_lost_connection_is_told_and_mended(plane: StagedPlane, browser:
         await expect(page.locator("#wire")).to_be_in_viewport()
         house.restage()
         plane.emit(ModelCleared(model="sql-coder"))
-        await expect(page.locator("#wire")).to_be_hidden(timeout=20_000)
+        await expect(page.locator("#wire")).to_be_hidden()
         await expect(page.locator("#model-sql-coder .pill")).to_have_text("cold")
 
 
@@ -338,7 +338,7 @@ async def test_streams_end_at_once_when_the_server_stops(plane: StagedPlane, bro
         await connected(house)
         started = time.monotonic()
         await house.stop()
-        assert time.monotonic() - started < 10, "the server itself waits three times as long for what is open"
+        assert time.monotonic() - started < 20, "the server itself waits half as long again for what is open"
 
 
 async def test_an_empty_plane_teaches_the_first_step(browser: Browser) -> None:

@@ -37,6 +37,7 @@ async def test_only_what_changed_is_touched(start_plane: Callable[..., PlaneUnde
     fresh.write_text(text)
     fresh.replace(plane.settings_file)
     recorded = await applied(plane, 2)
+    await plane.seen()
     event: Any = recorded.event
     assert recorded.actor.startswith("operator:")
     assert (event.added, event.retired, event.unchanged) == (("new",), ("busy",), 0)
@@ -87,7 +88,12 @@ async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callabl
     assert "next start" not in (plane.data / "up.out").read_text()
 
     said = 'no model and no configuration is called "late", so it pins nothing'
-    assert said in (plane.data / "up.out").read_text()
+
+    async def warned() -> bool:
+        return said in (plane.data / "up.out").read_text()
+
+    await plane.until(warned, "the pin that pins nothing is told")
+    await plane.seen()
     assert said in plane.cli("status").stdout
     assert said in plane.cli("doctor").stdout
     added = plane.cli("models", "add", "late", "--source", "fake:late", "--engine", "fake")
