@@ -23,7 +23,8 @@ from pool.client import PoolClient
 from pool.place import OWNER, SHARED_MEMORY, digest, place
 
 MIB = 1 << 20
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+"""Of what is there in a moment, where nothing else runs."""
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -45,11 +46,41 @@ def forget(directory: Path) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def remove(directory: Path) -> None:
+    """As `rm -r` does, and again as long as it must: who has the directory may still be making files there."""
+
+    def gone() -> bool:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(directory)
+        return not directory.exists()
+
+    wait_for(gone)
+
+
+SLOW = """
+import os, sys, time
+from pool import daemon, stage
+
+def read_into(fd, chunk, offset, quick=stage.read_into):
+    quick(fd, chunk, offset)
+    ends = time.monotonic() + 0.5
+    while os.path.exists(sys.argv[1]) and time.monotonic() < ends:
+        time.sleep(0.01)
+
+stage.read_into = read_into
+sys.exit(daemon.main(sys.argv[2:]))
+"""
+"""A daemon whose readers take half a second a chunk while a file is there: what a test does meanwhile finds them at it."""
+
+
 @dataclass
 class Daemon:
+    """`slow`: the file for which readers take their time, see `SLOW`."""
+
     directory: Path
     budget: int = 512 * MIB
     extra: tuple[str, ...] = ()
+    slow: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     socket: Path = field(init=False)
     log: Path = field(init=False)
@@ -83,7 +114,8 @@ class Daemon:
         ]
         before = self.events("ready")
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "pool.daemon", *arguments], stderr=log)
+            program = ["-m", "pool.daemon"] if self.slow is None else ["-c", SLOW, str(self.slow)]
+            self.process = subprocess.Popen([sys.executable, *program, *arguments], stderr=log)
         wait_for(lambda: len(self.events("ready")) > len(before) or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
         return self
@@ -99,7 +131,8 @@ class Daemon:
         return self.process.wait(DEADLINE_S)
 
     def events(self, name: str) -> list[dict[str, object]]:
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        text = self.log.read_text() if self.log.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may still be on its way
         return [line for line in map(json.loads, lines) if line["event"] == name]
 
     @contextlib.asynccontextmanager

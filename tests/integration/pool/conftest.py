@@ -22,8 +22,25 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """While it is there, the readers of `slow_daemon` take half a second a chunk."""
+    made = tmp_path / "slow"
+    made.touch()
+    return made
+
+
+@pytest.fixture
 def daemon(directory: Path) -> Iterator[Daemon]:
-    daemon = Daemon(directory).start()
+    yield from _running(Daemon(directory))
+
+
+@pytest.fixture
+def slow_daemon(directory: Path, slow: Path) -> Iterator[Daemon]:
+    yield from _running(Daemon(directory, slow=slow))
+
+
+def _running(daemon: Daemon) -> Iterator[Daemon]:
+    daemon.start()
     yield daemon
     if daemon.process is not None and daemon.process.poll() is None:
         assert daemon.stop() == 0

@@ -18,7 +18,7 @@ from pool.client import PoolClient, PoolRefused, attach
 from pool.mapping import Reservation
 from pool.messages import Staging
 from pool.wire import close_all, copied
-from tests.poolroom import MIB, Daemon, descriptors, until, write_safetensors
+from tests.poolroom import DEADLINE_S, MIB, Daemon, descriptors, until, write_safetensors
 
 Source = Callable[..., Path]
 
@@ -104,15 +104,15 @@ async def test_one_source_asked_for_twice_at_once_is_read_once(daemon: Daemon, s
         assert 0 < (await one.describe()).used_bytes <= 65 * MIB
 
 
-async def test_a_client_that_leaves_cancels_its_staging(daemon: Daemon, source: Source) -> None:
-    path = source("one", 1, 160 * MIB)
+async def test_a_client_that_leaves_cancels_its_staging(slow_daemon: Daemon, slow: Path, source: Source) -> None:
+    path, daemon = source("one", 1, 96 * MIB), slow_daemon
     async with daemon.client() as one, daemon.client() as two:
-        under_way = asyncio.Event()
-        staging = asyncio.create_task(one.stage(path, lambda _: under_way.set()))
-        await under_way.wait()
+        staging = asyncio.create_task(one.stage(path))
+        await until(daemon.kept)
         staging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await staging
+        slow.unlink()
         await until(lambda: not daemon.kept())
         assert (await two.describe()).used_bytes == 0
         assert (await two.stage(path)).read_bytes > 0
@@ -155,7 +155,7 @@ async def test_a_set_that_is_mapped_is_not_dropped(daemon: Daemon, source: Sourc
 
 
 async def _until_unheld(client: PoolClient) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while any(held.mapped_by for held in (await client.describe()).sets):
             await asyncio.sleep(0.005)
 
@@ -209,7 +209,7 @@ async def test_two_engines_share_one_copy(daemon: Daemon, source: Source) -> Non
             assert (rss - pss) << 10 >= 0.45 * size  # half of the shared pages are counted to the other
         for engine in engines:
             engine.stdin.close()
-            engine.wait(10)
+            engine.wait(DEADLINE_S)
             engine.stdout.close()
 
 
@@ -255,7 +255,7 @@ async def test_nothing_leaks_over_200_cycles(directory: Path, source: Source) ->
     daemon = Daemon(directory, extra=("--ready", "0")).start()  # memory for the next set is a descriptor more, some time
     async with daemon.client() as client:
         staged = await client.stage(source())
-        before = None
+        before = (0, 0)
         for cycle in range(200):
             attachment = await asyncio.to_thread(attach, daemon.socket, staged.weight_set)
             reservation = Reservation(staged.size_bytes)
@@ -266,7 +266,7 @@ async def test_nothing_leaks_over_200_cycles(directory: Path, source: Source) ->
                 await _until_unheld(client)
                 before = (descriptors(), descriptors(daemon.pid))
         await _until_unheld(client)
-        await until(lambda: (descriptors(), descriptors(daemon.pid)) == before)
+        await until(lambda: descriptors() <= before[0] and descriptors(daemon.pid) <= before[1])
     assert daemon.stop() == 0
 
 
@@ -289,4 +289,4 @@ def test_of_descriptors_all_are_copied_or_none(tmp_path: Path) -> None:
         before = descriptors()
         with pytest.raises(OSError, match="Bad file descriptor"):
             copied([file.fileno(), -1])
-        assert descriptors() == before
+        assert descriptors() <= before

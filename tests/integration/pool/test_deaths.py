@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +13,11 @@ import pytest
 from pool.client import PoolClient, PoolEnds, PoolRefused, attach
 from pool.mapping import Reservation
 from pool.messages import Staged, Tensor
-from tests.poolroom import MIB, Daemon, until, wait_for
+from tests.poolroom import DEADLINE_S, MIB, Daemon, remove, until, wait_for
 
 Source = Callable[..., Path]
+LARGE = 96 * MIB
+"""At half a second a chunk it takes long enough for whatever is done meanwhile, also where the machine is busy."""
 
 
 async def test_an_engine_outlives_the_daemon_and_is_known_to_the_next(daemon: Daemon, source: Source) -> None:
@@ -33,7 +34,7 @@ async def test_an_engine_outlives_the_daemon_and_is_known_to_the_next(daemon: Da
     assert int(view.sum(dtype=np.uint64)) == before
     daemon.start()
     async with daemon.client() as client:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while not (await client.describe()).sets[0].mapped_by:
                 await asyncio.sleep(0.005)
         assert attachment.refused is None
@@ -43,7 +44,7 @@ async def test_an_engine_outlives_the_daemon_and_is_known_to_the_next(daemon: Da
         assert (await client.verify(staged.weight_set)).bad == ()
         reservation.detach()
         await asyncio.to_thread(attachment.close)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while (await client.describe()).sets[0].mapped_by:
                 await asyncio.sleep(0.005)
         await client.drop(staged.weight_set)
@@ -61,22 +62,21 @@ async def test_files_unchanged_are_not_read_again_by_the_next_daemon(daemon: Dae
 
 
 async def begun(daemon: Daemon, client: PoolClient, path: Path) -> "asyncio.Task[Staged]":
-    """A staging of which something lies in the place already."""
-    under_way = asyncio.Event()
-    staging = asyncio.create_task(client.stage(path, lambda _: under_way.set()))
-    await under_way.wait()
+    """A staging of which something lies in the place already, and that is far from its end."""
+    staging = asyncio.create_task(client.stage(path))
     await until(daemon.kept)
     return staging
 
 
-async def test_a_death_while_staging_leaves_nothing(daemon: Daemon, source: Source) -> None:
-    path = source(size=192 * MIB)
+async def test_a_death_while_staging_leaves_nothing(slow_daemon: Daemon, slow: Path, source: Source) -> None:
+    path, daemon = source(size=LARGE), slow_daemon
     async with daemon.client() as client:
         staging = await begun(daemon, client, path)
         daemon.kill()
         with pytest.raises(ConnectionError):
             await staging
     assert daemon.kept()
+    slow.unlink()
     daemon.start()
     assert daemon.kept() == []
     async with daemon.client() as client:
@@ -84,11 +84,10 @@ async def test_a_death_while_staging_leaves_nothing(daemon: Daemon, source: Sour
         assert (await client.stage(path)).read_bytes
 
 
-async def test_an_ordered_end_while_staging_leaves_nothing(daemon: Daemon, source: Source) -> None:
+async def test_an_ordered_end_while_staging_leaves_nothing(slow_daemon: Daemon, source: Source) -> None:
+    daemon = slow_daemon
     async with daemon.client() as client:
-        under_way = asyncio.Event()
-        staging = asyncio.create_task(client.stage(source(size=192 * MIB), lambda _: under_way.set()))
-        await under_way.wait()
+        staging = await begun(daemon, client, source(size=LARGE))
         assert await asyncio.to_thread(daemon.stop) == 0
         with pytest.raises(ConnectionError):
             await staging
@@ -128,7 +127,7 @@ async def test_one_flipped_bit_is_found_and_the_set_goes_when_its_holder_goes(da
             await other.attach(staged.weight_set)
         assert refused.value.code == "corrupt"
         await asyncio.to_thread(attachment.close)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while (described := await client.describe()).sets:
                 await asyncio.sleep(0.005)
         assert [(gone.weight_set, gone.bad) for gone in described.dropped] == [(staged.weight_set, (spoilt.name,))]
@@ -183,7 +182,7 @@ async def test_a_set_spoilt_between_two_daemons_is_dropped_by_the_second(daemon:
 
 def test_one_daemon_a_directory(daemon: Daemon) -> None:
     arguments = ["--socket", str(daemon.socket) + "2", "--directory", str(daemon.directory), "--budget", "1"]
-    second = subprocess.run([sys.executable, "-m", "pool.daemon", *arguments], capture_output=True, timeout=20, check=False)
+    second = subprocess.run([sys.executable, "-m", "pool.daemon", *arguments], capture_output=True, timeout=DEADLINE_S, check=False)
     assert second.returncode == 2
     assert f"pool daemon {daemon.pid} holds".encode() in second.stderr
 
@@ -191,13 +190,13 @@ def test_one_daemon_a_directory(daemon: Daemon) -> None:
 def test_it_says_why_it_does_not_start(directory: Path) -> None:
     arguments = ["--directory", str(directory), "--budget", "1", "--socket"]
     long = subprocess.run(
-        [sys.executable, "-m", "pool.daemon", *arguments, f"/tmp/{'x' * 120}"], capture_output=True, timeout=20, check=False
+        [sys.executable, "-m", "pool.daemon", *arguments, f"/tmp/{'x' * 120}"], capture_output=True, timeout=DEADLINE_S, check=False
     )
     assert long.returncode == 2
     assert b"107 at most" in long.stderr
     directory.chmod(0o755)
     open_to_all = subprocess.run(
-        [sys.executable, "-m", "pool.daemon", *arguments, str(directory / "s")], capture_output=True, timeout=20, check=False
+        [sys.executable, "-m", "pool.daemon", *arguments, str(directory / "s")], capture_output=True, timeout=DEADLINE_S, check=False
     )
     assert open_to_all.returncode == 2
     assert b"mode 0700" in open_to_all.stderr
@@ -214,7 +213,7 @@ async def test_segments_on_disk_when_shared_memory_is_not_wanted(directory: Path
         reservation = Reservation(staged.size_bytes)
         reservation.attach(attachment.fds, attachment.attached.segments)
         await asyncio.to_thread(attachment.close)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while (await client.describe()).sets[0].mapped_by:
                 await asyncio.sleep(0.005)
         with pytest.raises(PoolRefused, match="in_use"):
@@ -238,12 +237,12 @@ async def test_a_daemon_whose_directory_is_removed_says_so_and_ends_and_the_next
         reservation.attach(attachment.fds, attachment.attached.segments)
         view = reservation.view(0, attachment.attached.tensors[0].size_bytes)
         before = int(view.sum(dtype=np.uint64))
-        shutil.rmtree(root)
+        await asyncio.to_thread(remove, root)
         with pytest.raises(ConnectionError, match=f"{root} was removed") as ends:  # to whoever asks it is as good as dead
             await client.stage(source("another", 1))
         assert isinstance(ends.value, PoolEnds)
     assert daemon.process is not None
-    assert await asyncio.to_thread(daemon.process.wait, 15) == 3
+    assert await asyncio.to_thread(daemon.process.wait, DEADLINE_S) == 3
     assert len(daemon.events("place_lost")) == 1
     assert int(view.sum(dtype=np.uint64)) == before
     daemon.start()
@@ -259,25 +258,26 @@ async def test_a_daemon_whose_directory_is_removed_says_so_and_ends_and_the_next
 @pytest.mark.parametrize("anew", [False, True], ids=["removed", "made anew"])
 def test_a_daemon_of_which_nobody_wants_anything_notices_too(daemon: Daemon, anew: bool) -> None:
     root = daemon.root
-    shutil.rmtree(root)
+    remove(root)
     if anew:
         root.mkdir(mode=0o700)
     assert daemon.process is not None
-    assert daemon.process.wait(15) == 3
+    assert daemon.process.wait(DEADLINE_S) == 3
     assert [event["segments"] for event in daemon.events("place_lost")] == [str(root)]
 
 
 async def test_whoever_waits_for_a_staging_as_the_directory_goes_can_ask_the_next_daemon(
-    daemon: Daemon, source: Source
+    slow_daemon: Daemon, slow: Path, source: Source
 ) -> None:
-    path = source(size=192 * MIB)
+    path, daemon = source(size=LARGE), slow_daemon
     async with daemon.client() as client:
         staging = await begun(daemon, client, path)
-        shutil.rmtree(daemon.root)
+        await asyncio.to_thread(remove, daemon.root)
+        slow.unlink()
         with pytest.raises(ConnectionError):
             await staging
     assert daemon.process is not None
-    assert await asyncio.to_thread(daemon.process.wait, 15) == 3
+    assert await asyncio.to_thread(daemon.process.wait, DEADLINE_S) == 3
     daemon.start()
     async with daemon.client() as client:
         assert (await client.stage(path)).read_bytes

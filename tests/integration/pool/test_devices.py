@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import socket
@@ -170,6 +171,7 @@ async def test_memory_that_somebody_takes_meanwhile_leaves_nothing_half_there(ro
 
 
 def descriptors_of_blocks() -> int:
+    gc.collect()
     found = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -188,7 +190,7 @@ async def test_a_copy_that_fails_leaves_no_descriptor_of_its_memory(room: Room, 
     await until(lambda: not room.gpu.blocks)
     if old is not None:
         old.close_fds()
-    await until(lambda: descriptors_of_blocks() == others)
+    await until(lambda: descriptors_of_blocks() <= others)
     room.gpu.failing = False
     await asyncio.to_thread((await room.attach(second)).release)
 

@@ -115,4 +115,4 @@ async def test_each_sees_its_own_and_nothing_stays(tmp_path: Path, seed: int) ->
         await until(lambda: room.gpu.blocks == {})
         device = (await room.described()).devices[0]
         assert (device.resident_bytes, device.sets) == (0, {})
-        await until(lambda: descriptors() == before)
+        await until(lambda: descriptors() <= before)
