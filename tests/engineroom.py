@@ -21,7 +21,7 @@ from tests.poolroom import forget
 from worker.engines.messages import Attach, ControlReply, Fault, Health, State, Wake
 from worker.engines.wire import decoder, read, write
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TOKEN = "node-token-of-the-test"
 
 

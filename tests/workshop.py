@@ -71,7 +71,7 @@ from worker.stock import Stock
 ROOT = Path(__file__).parents[1]
 DEVICE = "dev-0"
 MIB = 1 << 20
-QUICK = Deadlines(drain=1.0, abort=2.0, end_engine=1.0, pool=20.0)
+QUICK = Deadlines(drain=1.0, abort=10.0, end_engine=1.0, pool=20.0)
 
 
 class Workman:

@@ -35,7 +35,7 @@ async def written(log: PostgresLog) -> PostgresLog:
 async def relayed(bus: Bus, written: PostgresLog) -> AsyncIterator[Relay]:
     relay = Relay(bus, written)
     running = asyncio.create_task(relay.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await relay.caught_up(len(EVENTS))
     yield relay
     running.cancel()

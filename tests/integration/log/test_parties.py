@@ -88,7 +88,7 @@ async def test_each_may_publish_what_is_its_own_and_nothing_else(plane: Plane) -
             async with connected(plane, party) as (client, complaints):
                 await client.publish(subject, b"{}")
                 await client.flush()
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while not complaints:
                         await asyncio.sleep(0.01)
                 assert "permissions violation" in complaints[0] and subject.lower() in complaints[0], (party, subject)
@@ -102,7 +102,7 @@ async def test_none_hears_what_is_meant_for_another(plane: Plane, party: str, su
     async with connected(plane, party) as (client, complaints):
         await client.subscribe(subject)
         await client.flush()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not complaints:
                 await asyncio.sleep(0.01)
         assert "subscription" in complaints[0]
@@ -128,13 +128,13 @@ async def test_who_gives_up_connecting_leaves_no_connection(deadline_s: float) -
         connecting = asyncio.create_task(
             Bus.connect(Plane(data="", postgres_url="", nats_url=url), "web", WEB, deadline_s=deadline_s)
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await left.get() == b"", "it has seen that somebody listens"
         if deadline_s > 2:
             connecting.cancel()
-        await asyncio.wait([connecting], timeout=20)
+        await asyncio.wait([connecting], timeout=60)
         assert connecting.cancelled() or isinstance(connecting.exception(), Refused)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await left.get() == b""
 
 
@@ -145,7 +145,7 @@ async def test_every_party_follows_events_and_nodes_answer(plane: Plane, party: 
     [event] = Chronicle().record(NodeFellSilent(node="n1"))
     await decider.js.publish(subjects.event(event), to_wire(event))
     bus = await Bus.connect(plane, "test", party)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with contextlib.aclosing(follow(bus, after=0)) as events:
             assert await anext(events) == event
         if party.startswith("node."):

@@ -58,7 +58,7 @@ async def in_stream(bus: Bus) -> list[Recorded]:
 
 async def take(bus: Bus, count: int, after: int = 0, filters: list[str] | None = None) -> list[Recorded]:
     taken = list[Recorded]()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for event in follow(bus, after=after, filters=filters):
             taken.append(event)
             if len(taken) == count:
@@ -67,7 +67,7 @@ async def take(bus: Bus, count: int, after: int = 0, filters: list[str] | None =
 
 
 async def reached(relay: Relay, position: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await relay.caught_up(position)
 
 
@@ -186,11 +186,11 @@ async def test_a_follower_drops_what_it_has_seen_when_the_stream_is_made_anew(bu
 
     watching = asyncio.create_task(watch())
     await scribe.write(2, relay)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(seen) < 10:
             await asyncio.sleep(0.01)
     await bus.js.delete_stream(subjects.STREAM)
     await scribe.write(2, relay)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await watching
     assert seen == list(range(1, 13))

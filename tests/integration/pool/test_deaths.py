@@ -182,7 +182,9 @@ async def test_a_set_spoilt_between_two_daemons_is_dropped_by_the_second(daemon:
 
 def test_one_daemon_a_directory(daemon: Daemon) -> None:
     arguments = ["--socket", str(daemon.socket) + "2", "--directory", str(daemon.directory), "--budget", "1"]
-    second = subprocess.run([sys.executable, "-m", "pool.daemon", *arguments], capture_output=True, timeout=DEADLINE_S, check=False)
+    second = subprocess.run(
+        [sys.executable, "-m", "pool.daemon", *arguments], capture_output=True, timeout=DEADLINE_S, check=False
+    )
     assert second.returncode == 2
     assert f"pool daemon {daemon.pid} holds".encode() in second.stderr
 
@@ -190,13 +192,19 @@ def test_one_daemon_a_directory(daemon: Daemon) -> None:
 def test_it_says_why_it_does_not_start(directory: Path) -> None:
     arguments = ["--directory", str(directory), "--budget", "1", "--socket"]
     long = subprocess.run(
-        [sys.executable, "-m", "pool.daemon", *arguments, f"/tmp/{'x' * 120}"], capture_output=True, timeout=DEADLINE_S, check=False
+        [sys.executable, "-m", "pool.daemon", *arguments, f"/tmp/{'x' * 120}"],
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert long.returncode == 2
     assert b"107 at most" in long.stderr
     directory.chmod(0o755)
     open_to_all = subprocess.run(
-        [sys.executable, "-m", "pool.daemon", *arguments, str(directory / "s")], capture_output=True, timeout=DEADLINE_S, check=False
+        [sys.executable, "-m", "pool.daemon", *arguments, str(directory / "s")],
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert open_to_all.returncode == 2
     assert b"mode 0700" in open_to_all.stderr

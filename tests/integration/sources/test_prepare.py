@@ -185,7 +185,7 @@ async def test_a_hub_that_does_not_answer_can_be_tried_again(data: Path, monkeyp
 async def test_an_opening_that_is_cancelled_ends_its_process(tmp_path: Path, data: Path) -> None:
     opening = asyncio.create_task(prepare(spec(tiny(tmp_path / "a")), data, silent))
     found: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not found:
             await asyncio.sleep(0.01)
             found = _openings(data)

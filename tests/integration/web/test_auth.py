@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.web.house import House, until
+from tests.integration.web.house import DEADLINE_S, House, until
 from web import auth, keyring
 from web.tokens import issue_login_code, list_tokens, new_token, revoke_token, split
 
@@ -16,7 +16,7 @@ from web.tokens import issue_login_code, list_tokens, new_token, revoke_token, s
 @pytest.fixture
 async def browser(house: House) -> AsyncIterator[httpx.AsyncClient]:
     """Logged in by a link."""
-    async with httpx.AsyncClient(base_url=house.url) as client:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
         response = await client.get(f"/login?code={issue_login_code(Path(house.plane.data))}")
         assert (response.status_code, response.headers["location"]) == (303, "/")
         cookie = response.headers["set-cookie"].lower()
@@ -27,7 +27,7 @@ async def browser(house: House) -> AsyncIterator[httpx.AsyncClient]:
 
 async def test_a_login_link_works_once(house: House) -> None:
     code = issue_login_code(Path(house.plane.data))
-    async with httpx.AsyncClient(base_url=house.url) as client:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
         assert (await client.get(f"/login?code={code}")).status_code == 303
         assert (await client.get(f"/login?code={code}")).status_code == 403
         assert (await client.get("/login?code=../admin-token")).status_code == 403
@@ -65,9 +65,11 @@ async def test_after_logging_out_the_cookie_is_void(house: House, browser: httpx
     value = browser.cookies[cookie]
     response = await browser.post("/logout", headers={"sec-fetch-site": "same-origin"})
     assert response.status_code == 303
-    async with httpx.AsyncClient(base_url=house.url, cookies={cookie: value}) as again:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S, cookies={cookie: value}) as again:
         assert (await again.get("/api/models")).status_code == 401
-    async with httpx.AsyncClient(base_url=house.url, cookies={cookie: f"99999999999.x..{'0' * 64}"}) as forged:
+    async with httpx.AsyncClient(
+        base_url=house.url, timeout=DEADLINE_S, cookies={cookie: f"99999999999.x..{'0' * 64}"}
+    ) as forged:
         assert (await forged.get("/api/models")).status_code == 401
 
 
@@ -80,14 +82,14 @@ async def test_a_stream_ends_with_the_token_it_was_opened_with(
     lent = await new_token(house.plane.postgres_url, "ada")
     headers = {"authorization": f"Bearer {lent}"}
     async with (
-        httpx.AsyncClient(base_url=house.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client,
         client.stream("GET", path, headers=headers) as stream,
     ):
         chunks = stream.aiter_raw()
         await anext(chunks)
         assert await revoke_token(house.plane.postgres_url, (split(lent) or ("",))[0])
         with contextlib.suppress(httpx.RemoteProtocolError):  # cut, not closed
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(DEADLINE_S):
                 async for _ in chunks:
                     pass
         assert (await client.get("/api/models", headers=headers)).status_code == 401
@@ -98,7 +100,7 @@ async def test_a_token_logs_a_browser_in_until_it_is_revoked_and_failures_are_li
 ) -> None:
     monkeypatch.setattr(keyring, "TTL_S", 0.0)
     lent = await new_token(house.plane.postgres_url, "ada")
-    async with httpx.AsyncClient(base_url=house.url) as client:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
         good = await client.post("/login", data={"token": lent}, headers={"x-forwarded-proto": "https"})
         assert good.status_code == 303
         assert {"HttpOnly", "SameSite=strict", "Secure"} <= set(good.headers["set-cookie"].split("; "))
@@ -114,7 +116,7 @@ async def test_a_token_logs_a_browser_in_until_it_is_revoked_and_failures_are_li
 
 
 async def test_a_browser_that_is_not_logged_in_is_shown_the_way(house: House) -> None:
-    async with httpx.AsyncClient(base_url=house.url) as client:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
         page = await client.get("/", headers={"accept": "text/html"})
         assert (page.status_code, page.headers["location"]) == (303, "/login")
         form = await client.get("/login")
@@ -139,7 +141,9 @@ async def test_every_answer_carries_the_security_headers(house: House) -> None:
 
 async def test_an_inference_token_is_for_v1_only(house: House) -> None:
     token = await new_token(house.plane.postgres_url, "app", "inference")
-    async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {token}"}) as client:
+    async with httpx.AsyncClient(
+        base_url=house.url, timeout=DEADLINE_S, headers={"authorization": f"Bearer {token}"}
+    ) as client:
         assert (await client.get("/v1/models")).status_code == 200
         response = await client.get("/api/models")
         assert (response.status_code, response.json()["code"]) == (403, "scope")
@@ -150,7 +154,9 @@ async def test_an_inference_token_is_for_v1_only(house: House) -> None:
 async def test_a_revoked_token_stops_working(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.keyring.TTL_S", 0.05)
     token = await new_token(house.plane.postgres_url, "short")
-    async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {token}"}) as client:
+    async with httpx.AsyncClient(
+        base_url=house.url, timeout=DEADLINE_S, headers={"authorization": f"Bearer {token}"}
+    ) as client:
         assert (await client.get("/v1/models")).status_code == 200
         rows = {row.name: row for row in await list_tokens(house.plane.postgres_url)}
         assert await revoke_token(house.plane.postgres_url, rows["short"].id)

@@ -11,7 +11,7 @@ import pytest
 from controlplane import ids
 from controlplane.commands import CloseGateway, Order
 from controlplane.subjects import COMMAND_GATEWAY
-from tests.integration.web.house import House, until
+from tests.integration.web.house import DEADLINE_S, House, until
 from web import auth, keyring
 from web.tokens import new_token, revoke_token, split
 
@@ -19,13 +19,12 @@ BODY = {"model": "alpha", "messages": [{"role": "user", "content": "x"}]}
 
 
 async def dropped(house: House, reached: Any, **fields: Any) -> None:
-    """Call, wait until `reached`, close the connection; the request must have ended within a second."""
+    """Call, wait until `reached`, close the connection; it must have ended soon, long before any deadline of its own."""
     call = asyncio.create_task(_ask(house, **fields))
     await until(reached)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    async with asyncio.timeout(1):
-        await until(lambda: not house.services.view.fleet.requests)
+    await until(lambda: not house.services.view.fleet.requests, 15)
 
 
 async def warm(house: House) -> None:
@@ -95,7 +94,7 @@ async def test_an_operators_cancel_reaches_the_caller_and_the_engine(house: Hous
     await until(lambda: house.node.frontend.running)
     (request,) = await until(lambda: list(house.services.view.fleet.requests))
     assert (await house.client.delete(f"/api/requests/{request}")).status_code == 202
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         lines = await call
     assert "cancelled by the operator" in "".join(lines)
     await house.settled("RequestFinished", "RequestCancelled")
@@ -139,7 +138,7 @@ async def test_what_runs_for_a_token_ends_when_it_is_revoked_and_nothing_else_do
     others = asyncio.create_task(_ask(house, stream=stream))
     await until(lambda: house.node.frontend.running == 2)
     await revoke(house, lent)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         lines = await call
     last = lines[-4].removeprefix("data: ") if stream else lines[0]
     error = msgspec.json.decode(last)["error"]
@@ -231,7 +230,7 @@ async def test_who_will_not_wait_is_told_at_once_that_the_engine_has_died(house:
     await warm(house)
     house.node.script.fault = {"code": "engine_died", "message": "killed by signal 9"}
     house.node.script.fault_after = sent
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         response = await house.client.post("/v1/chat/completions", json=BODY | {"stream": stream}, headers={"prefer": "wait=0"})
     if stream:  # its 200 is out with the first word of the frontend
         assert response.status_code == 200 and '"code":"engine_died"' in response.text.replace(" ", "")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.integration.web.house import House
+from tests.integration.web.house import DEADLINE_S, House
 from web.tokens import issue_login_code
 
 ALIKE = ("/", "/livez", "/readyz", "/v1/models", "/api/models", "/requests", "/static/base.css", "/nowhere", "/v1/models/none")
@@ -13,7 +13,7 @@ STREAMS = ("/live", "/api/events/follow")
 
 
 async def test_head_has_the_status_and_the_headers_of_get(house: House) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         for path in ALIKE:
             got, looked = await house.client.get(path), await house.client.head(path)
             assert (looked.status_code, looked.content) == (got.status_code, b""), path
@@ -22,7 +22,7 @@ async def test_head_has_the_status_and_the_headers_of_get(house: House) -> None:
 
 
 async def test_head_of_a_stream_is_over_at_once_and_nobody_reads_it_on(house: House) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         for path in STREAMS:
             looked = await house.client.head(path)
             assert (looked.status_code, looked.content) == (200, b"")
@@ -32,7 +32,7 @@ async def test_head_of_a_stream_is_over_at_once_and_nobody_reads_it_on(house: Ho
 
 
 async def test_head_needs_a_token_where_get_does_and_finds_no_path_that_only_takes_other_methods(house: House) -> None:
-    async with httpx.AsyncClient(base_url=house.url) as stranger:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as stranger:
         assert (await stranger.head("/livez")).status_code == 200
         assert (await stranger.head("/v1/models")).status_code == 401
         assert (await stranger.head("/", headers={"accept": "text/html"})).headers["location"] == "/login"
@@ -45,7 +45,7 @@ async def test_head_uses_no_login_link_up(house: House) -> None:
     link = f"/login?code={issue_login_code(Path(house.plane.data))}"
     for spelt in (link, link.replace("?", "/?"), link.replace("?", "//?")):
         assert (await house.client.head(spelt)).status_code == 405
-    async with httpx.AsyncClient(base_url=house.url) as browser:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as browser:
         refused = await browser.head(link)
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET, OPTIONS, POST")
         assert (await browser.get(link)).status_code == 303

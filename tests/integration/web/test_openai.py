@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from controlplane.subjects import Progress
-from tests.integration.web.house import House, until
+from tests.integration.web.house import DEADLINE_S, House, until
+from web.openai import responses
 
 
 async def test_a_chat_completion_brings_a_model_up_and_answers(house: House) -> None:
@@ -49,11 +50,11 @@ async def test_a_waiting_stream_says_why_and_where_it_stands(house: House) -> No
     body = {"model": "alpha", "messages": [{"role": "user", "content": "x"}], "stream": True}
     async with house.client.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = response.aiter_lines()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             first = await anext(lines)
             assert response.status_code == 200
             assert first.startswith(": waiting, place 1: alpha climbs on cpu0")
-            (instance,) = house.services.view.fleet.instances
+            (instance,) = await until(lambda: house.services.view.fleet.instances)
             house.node.progress = (Progress(subject=instance, step="mapping_weights", done=1 << 20, total=4 << 20),)
             told = await anext(line async for line in lines if "mapping" in line)
         assert told.endswith("mapping weights, 25 % (1.0 MiB of 4.0 MiB)"), told
@@ -62,8 +63,9 @@ async def test_a_waiting_stream_says_why_and_where_it_stands(house: House) -> No
     assert rest[-2] == "data: [DONE]"
 
 
-async def test_a_stream_that_fails_soon_has_its_own_status(house: House) -> None:
-    """It waits for its model, so nothing is said before a second has passed: not even 200."""
+async def test_a_stream_that_fails_soon_has_its_own_status(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its model, so nothing is said for a while (a second, and here as long as it must be): not even 200."""
+    monkeypatch.setattr(responses._Stream, "hold_s", DEADLINE_S)
     await house.register("alpha")
     house.node.climb.clear()
     call = asyncio.create_task(house.chat(stream=True))
@@ -204,7 +206,7 @@ async def test_wrong_and_missing_tokens_are_401_in_openais_shape(house: House) -
         with pytest.raises(openai.AuthenticationError):
             await client.models.list()
         await client.close()
-    async with httpx.AsyncClient(base_url=house.url) as bare:
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as bare:
         response = await bare.get("/v1/models")
     assert response.status_code == 401
     assert response.json()["error"]["type"] == "authentication_error"

@@ -15,7 +15,7 @@ import pytest
 from compose.embedded.nats import EmbeddedNats
 from controlplane.plane import Plane
 from controlplane.reservation import Reservation
-from tests.integration.web.house import REPOSITORY, STOP_S, House, opened, until
+from tests.integration.web.house import DEADLINE_S, REPOSITORY, STOP_S, House, opened, until
 from web.tokens import new_token
 
 
@@ -90,7 +90,9 @@ async def test_a_web_process_that_starts_first_becomes_ready_by_itself(plane: Pl
         decider = None
         try:
             headers = {"authorization": f"Bearer {token}"}
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{plane.web_port}", headers=headers) as client:
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{plane.web_port}", timeout=DEADLINE_S, headers=headers
+            ) as client:
                 await until(lambda: _status(client, "/livez", 200))
                 assert (await client.get("/readyz")).json()["reasons"][0] == "NATS does not answer"
                 body = {"model": "a", "prompt": "x"}

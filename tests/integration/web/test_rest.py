@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.web.house import House, until
+from tests.integration.web.house import DEADLINE_S, House, until
 
 
 async def test_a_model_is_registered_loaded_put_to_sleep_and_retired(house: House) -> None:
@@ -189,7 +189,7 @@ async def test_events_are_read_by_page_and_followed_without_a_gap(house: House) 
     assert (await house.client.get("/api/events?stream=model:alpha&after=0")).json()[0] == registered[0]
     assert (await house.client.get(f"/api/events/{registered[0]['position']}")).json() == registered[0]
     positions: list[int] = []
-    async with asyncio.timeout(10), house.client.stream("GET", "/api/events/follow?after=0") as response:
+    async with asyncio.timeout(DEADLINE_S), house.client.stream("GET", "/api/events/follow?after=0") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         call = asyncio.create_task(house.chat())
         async for line in response.aiter_lines():

@@ -1,7 +1,6 @@
 """Deaths at every moment: what is lost, what is reported, what is left."""
 
 import asyncio
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from controlplane.fleet import Instance
 from controlplane.quantities import human_bytes
 from controlplane.rungs import Rung
 from pool.place import place
+from tests.poolroom import DEADLINE_S, remove
 from tests.workshop import DEVICE, MIB, Plant
 from worker import processes
 from worker.processes import Process
@@ -85,7 +85,7 @@ async def test_an_engine_killed_in_its_wake_is_cleaned_up(plane: Plant) -> None:
 
 
 async def test_an_engine_killed_while_serving_gives_its_callers_a_typed_end(plane: Plant) -> None:
-    await plane.register("a", tokens_per_s=20)
+    await plane.register("a", tokens_per_s=5)
     up = await plane.load("a")
     lines = []
     async for line in plane.stream(up, "req_1", "x" * 50):
@@ -137,7 +137,7 @@ async def test_the_pools_death_stops_nothing_that_is_up_and_staging_waits_for_th
     await plane.register("b", kv_bytes=MIB)
     up = await plane.load("a")
     await kill(plane.pool)
-    await processes.gone(plane.pool, 5)
+    assert plane.pool is not None and await processes.gone(plane.pool, DEADLINE_S)
     assert (await plane.generate(up, "req_1", "hi"))[-1]["t"] == "end"
     plane.order(Load(model="b"))
     await plane.until(lambda: any(shown.step == "stage" for shown in plane.worker.site.board.shown))
@@ -150,9 +150,10 @@ async def test_a_pool_whose_directory_was_removed_ends_and_models_load_with_the_
     await plane.register("a")
     await plane.register("b", kv_bytes=MIB)
     up = await plane.load("a")
-    shutil.rmtree(place(Path(plane.plane.pool_socket).parent / "segments", plane.plane.pool_bytes))
+    segments = place(Path(plane.plane.pool_socket).parent / "segments", plane.plane.pool_bytes)
+    await asyncio.to_thread(remove, segments)
     plane.order(Load(model="b"))
-    await processes.gone(plane.pool, 15)
+    assert plane.pool is not None and await processes.gone(plane.pool, DEADLINE_S)
     assert (await plane.generate(up, "req_1", "hi"))[-1]["t"] == "end"
     await plane.until(lambda: any(shown.step == "stage" for shown in plane.worker.site.board.shown))
     await plane.start_pool()
@@ -167,7 +168,7 @@ async def test_an_engine_that_ignores_the_stop_is_drained_then_aborted_then_ende
     up = await plane.load("a")
     callers = [asyncio.create_task(plane.generate(up, f"req_{number}", "x", max_tokens=4000)) for number in range(8)]
     keeper = plane.worker.reconciler.keepers[up.instance]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while (await keeper.local.frontend.status(plane.record(up.instance).port)).running < 8:
             await asyncio.sleep(0.02)
     plane.order(Stop(model="a"))
@@ -218,7 +219,7 @@ async def eight_talking(plane: Plant) -> tuple[Instance, list["asyncio.Task[list
     up = await plane.load("a")
     callers = [asyncio.create_task(plane.generate(up, f"req_{n}", said(n))) for n in range(8)]
     port, frontend = plane.record(up.instance).port, plane.worker.reconciler.keepers[up.instance].local.frontend
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while (await frontend.status(port)).running < 8:
             await asyncio.sleep(0.02)
     return up, callers
@@ -315,7 +316,7 @@ async def test_what_died_while_no_worker_looked_is_cleared_and_told_as_gone(plan
     await plane.worker.vanish()
     await kill(record.holder)
     assert record.engine is not None
-    assert await processes.gone(record.engine, 5)
+    assert await processes.gone(record.engine, DEADLINE_S)
     await plane.restart_worker()
     assert (await failure(plane)).code == "lost"
     await plane.until(lambda: not (plane.data / "run" / "inst" / up.instance).exists())
@@ -338,7 +339,7 @@ async def test_a_stop_while_it_loads_gives_the_climb_up_between_two_steps(plane:
     plane.order(Load(model="a"))
     await plane.until(lambda: engine(plane))
     plane.order(Stop(model="a"))
-    await plane.until(lambda: plane.of_type(InstanceEnded), deadline_s=20)
+    await plane.until(lambda: plane.of_type(InstanceEnded))
     assert plane.of_type(InstanceFailed) == []
     nothing_left(plane)
 

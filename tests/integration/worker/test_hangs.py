@@ -57,7 +57,7 @@ def nothing_left(plane: Plant) -> None:
 
 
 async def test_a_stream_of_an_engine_that_hangs_ends_and_the_instance_fails(plane: Plant, freeze: Any) -> None:
-    await plane.register("a", tokens_per_s=20)
+    await plane.register("a", tokens_per_s=5)
     up = await plane.load("a")
     lines = []
     async with asyncio.timeout(SEEN_S):

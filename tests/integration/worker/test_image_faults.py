@@ -1,6 +1,7 @@
 """What goes wrong around images, with a real CRIU: each has a stable reason, nothing wrong is restored, nothing is left."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -211,6 +212,8 @@ async def test_an_image_that_is_removed_during_a_climb_has_not_failed(plane: Pla
 
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:
     """C26."""
+    plane.deadlines = msgspec.structs.replace(plane.deadlines, restore=12.0)  # more than a cold start on a busy machine
+    await plane.restart_worker()
     await plane.register("a")
     await plane.register("b", kv_bytes=2 * MIB)
     await plane.load("a")
@@ -224,7 +227,13 @@ async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody
     assert await says(plane, neighbour, "meanwhile") == "You said: meanwhile"
     await plane.until(lambda: plane.up("a"))
     assert plane.of_type(InstanceUp)[-1].image is None
-    assert not any(b"criu" in Path(f"/proc/{pid}/comm").read_bytes() for pid in plane.processes())
+    assert not any(b"criu" in comm(pid) for pid in plane.processes())
+
+
+def comm(pid: int) -> bytes:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/comm").read_bytes()
+    return b""
 
 
 async def test_no_engine_is_started_beside_what_a_failed_restore_has_left(
@@ -466,7 +475,7 @@ async def test_two_dumps_and_then_two_restores_at_once(house: Plant) -> None:
 async def test_a_save_right_after_a_request_waits_for_its_end(house: Plant) -> None:  # N4
     house.deadlines = msgspec.structs.replace(house.deadlines, drain=20.0)
     await house.restart_worker()
-    await house.register("a", tokens_per_s=60)
+    await house.register("a", tokens_per_s=25)
     up = await house.load("a")
     text = "fifty tokens or so, one after the other, slowly"
     answering = asyncio.create_task(says(house, up, text))
@@ -481,7 +490,9 @@ async def test_a_save_right_after_a_request_waits_for_its_end(house: Plant) -> N
 
 def _running(plane: Plant, instance: str) -> bool:
     """Whether the frontend has the request on record."""
-    return any(path.stat().st_size for path in (plane.directory(instance).path / "record").glob("*"))
+    with contextlib.suppress(FileNotFoundError):  # a draft of a record has just got its name
+        return any(path.stat().st_size for path in (plane.directory(instance).path / "record").glob("*"))
+    return False
 
 
 async def test_other_weights_are_staged_anew_and_the_image_stays(house: Plant) -> None:  # N21

@@ -198,11 +198,13 @@ async def test_two_skeletons_that_are_saved_at_once_write_one_image(house: Plant
 
 async def test_a_skeleton_that_waited_for_anothers_image_writes_its_own_when_that_fails(plane: Plant, surgeon: Surgeon) -> None:
     await siblings(plane)
-    once = plane.data / "criu" / "once"
-    surgeon.do("dump", f"mkdir {once} && sleep 0.5 && exit 1")
+    once, go, other = plane.data / "criu" / "once", plane.data / "criu" / "go", plane.up("b").instance
+    surgeon.do("dump", f"if mkdir {once}; then while [ ! -e {go} ]; do sleep 0.02; done; exit 1; fi")
     plane.order(Save(model="a"))
     await plane.until(once.is_dir)
     plane.order(Save(model="b"))
+    await plane.until(lambda: any((one.subject, one.step) == (other, "build") for one in plane.worker.site.board.shown))
+    go.touch()
     await plane.until(lambda: plane.of_type(InstanceSaved))
     assert len(plane.of_type(ImageFailed)) == 1
     assert [failed.model for failed in plane.of_type(OperationFailed)] == ["a"]
