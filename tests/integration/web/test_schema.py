@@ -13,6 +13,7 @@ EXPECTED = 'checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 
 
 
 # No --max-time: it cuts the coverage phase after half of it, and has the fuzzing repeat itself until the rest is spent.
+@pytest.mark.timeout(400)  # ten seconds of two cores for itself
 async def test_no_input_crashes_the_api(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.rest.asking.AFTER_S", 0.05)
     (tmp_path / "schemathesis.toml").write_text(EXPECTED)

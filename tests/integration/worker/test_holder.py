@@ -64,17 +64,16 @@ def outside(inner: int, mate: processes.Process) -> processes.Process | None:
     return None
 
 
-def zombies() -> set[processes.Process]:
-    """Children of this process that have ended, and that nobody has waited for."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    known = {process for pid in children if (process := processes.identify(int(pid))) is not None}
-    return {process for process in known if not processes.alive(process)}
+def children() -> set[processes.Process]:
+    """Of this process, also those that have ended and that nobody has waited for."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {process for pid in pids if (process := processes.identify(int(pid))) is not None}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def zombies_before() -> set[processes.Process]:
-    """Of other files' tests."""
-    return zombies()
+def others() -> set[processes.Process]:
+    """Children that tests of other files have left."""
+    return children()
 
 
 @pytest.fixture(params=["namespaces", "no namespaces"])
@@ -287,5 +286,5 @@ async def test_start_failure_is_typed(site: Site) -> None:
     assert caught.value.code == "start_failed"
 
 
-async def test_no_test_left_a_zombie(zombies_before: set[processes.Process]) -> None:
-    await until(lambda: zombies() - zombies_before, lambda left: not left)
+async def test_no_test_left_a_zombie(others: set[processes.Process]) -> None:
+    await until(lambda: {one for one in children() - others if not processes.alive(one)}, lambda left: not left)

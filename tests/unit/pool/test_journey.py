@@ -107,6 +107,7 @@ def test_a_helper_that_fails_fails_the_fill_and_leaves_nothing_in_flight(pair, s
     target, helper = pair
     helper.broken = True
     journey, block = sent(target, helper, source)
+    wait_for(lambda: helper.taken)  # else all may have gone by the other link before it has begun
     with pytest.raises(OSError, match="second hop"):
         journey.arrive(time.monotonic())
     journey.abandon()
