@@ -25,6 +25,8 @@ from tests.planeprocesses import PlaneProcesses
 
 STEP_S = 60.0
 """Deadline of one wait; generous, as CI has two cores."""
+INSPECTED_S = 150.0
+"""Each is opened by a process of its own, one after the other."""
 ANSWER_S = 90.0
 
 NODE = """
@@ -134,7 +136,7 @@ class PlaneUnderTest(PlaneProcesses):
             found = [fleet.models.get(name) for name in models]
             return all(model is not None and (model.facts is not None or model.rejection is not None) for model in found)
 
-        await self.until_fleet(known, f"{', '.join(models)} inspected")
+        await self.until_fleet(known, f"{', '.join(models)} inspected", INSPECTED_S)
 
     # -- hurting it
 

@@ -46,6 +46,9 @@ async def say(plane: PlaneUnderTest, name: str, tokens: int = 12) -> str:
 
 
 async def test_each_rank_of_a_gang_has_a_set_of_its_own_on_its_own_gpu(plane: PlaneUnderTest, machine: Path) -> None:
+    for name in ("pair", "solo"):
+        assert plane.cli("stop", name).returncode == 0
+    before = await plane.head()
     first = await say(plane, "pair")
     instance = await plane.serving("pair")
     fleet = await plane.fleet()
@@ -60,7 +63,7 @@ async def test_each_rank_of_a_gang_has_a_set_of_its_own_on_its_own_gpu(plane: Pl
     assert plane.cli("sleep", "pair").returncode == 0
     assert [room.used(gpu) for gpu in GPUS] == [CONTEXT + 6 * MIB] * 2, "the skeletons' of both ranks"
     assert await say(plane, "pair") == first
-    ups = [one.event for one in await plane.events("InstanceUp")]
+    ups = [one.event for one in await plane.events("InstanceUp", after=before)]
     assert [(up.graphs, up.graphs_again) for up in ups if isinstance(up, InstanceUp)] == [(2 * GRAPHS, 0)] * 2
     assert (await plane.serving("pair")).instance == instance.instance, "woken"
 

@@ -53,6 +53,8 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, machine: Path) -> None:
+    for name in NAMES:
+        assert plane.cli("stop", name).returncode == 0
     first = {name: await say_alone(plane, name) for name in NAMES}
     assert len(set(first.values())) == 3, "three models, three answers"
     for name in ("two", "one", "other", "two", "one"):
@@ -60,18 +62,18 @@ async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, 
     fleet = await plane.fleet()
     (device,) = fleet.devices.values()
     assert (device.device, device.kind, device.size_bytes) == (GPU, "gpu", 120 * MIB)
-    assert len(fleet.configurations) == 2, "one and two share a skeleton"
+    facts = [facts for name in NAMES if (facts := fleet.models[name].facts) is not None]
+    assert len({one.configuration for one in facts}) == 2, "one and two share a skeleton"
     assert len(fleet.instances) == 2
     events = await plane.events()
     assert not grants_overlap(events)
-    steps = [[step.name for step in one.event.steps] for one in events if one.type == "InstanceUp"]  # type: ignore[union-attr]
+    ups: list[Any] = [one.event for one in events if one.type == "InstanceUp" and getattr(one.event, "model", "") in NAMES]
+    steps = [[step.name for step in up.steps] for up in ups]
     cold = next(names for names in steps if "start_engine" in names)
     assert cold.index("take_cells") < cold.index("start_engine") < cold.index("deposit") < cold.index("attach")
     assert any("start_engine" not in names and "sleep" not in names and "attach" in names for names in steps), "a switch awake"
-    checks = [one.event.check for one in events if one.type == "InstanceUp"]  # type: ignore[union-attr]
-    assert checks.count("recorded") == 3, "each weight set's answer was recorded at its first wake"
-    graphs = {(one.event.graphs, one.event.graphs_again) for one in events if one.type == "InstanceUp"}  # type: ignore[union-attr]
-    assert graphs == {(GRAPHS, 0)}, "counted at each wake and switch"
+    assert [up.check for up in ups].count("recorded") == 3, "each weight set's answer was recorded at its first wake"
+    assert {(up.graphs, up.graphs_again) for up in ups} == {(GRAPHS, 0)}, "counted at each wake and switch"
 
 
 async def test_the_pool_works_as_the_settings_say(plane: PlaneUnderTest) -> None:
@@ -91,8 +93,9 @@ async def test_the_pool_works_as_the_settings_say(plane: PlaneUnderTest) -> None
 
 
 async def test_asleep_only_skeletons_are_left_and_the_ledger_is_the_drivers(plane: PlaneUnderTest, machine: Path) -> None:
-    for name in NAMES:
+    for name in (*NAMES, *NAMES):  # a first start takes sleepers off the GPU; then both come back
         await say_alone(plane, name)
+    for name in NAMES:
         assert plane.cli("sleep", name).returncode == 0
     await plane.until_fleet(lambda fleet: all(i.rung is Rung.SLEEP for i in fleet.instances.values()), "all asleep")
     fleet, room = await plane.fleet(), Room(machine)
@@ -210,9 +213,14 @@ async def test_a_wake_that_finds_no_room_goes_back_to_a_clean_sleep_and_waits_un
 ) -> None:
     """C16. The memory is taken when the wake has been decided: the worker stands still until then."""
     first = await say(plane, "one")
-    plane.cli("sleep", "one")
+    for name in NAMES:
+        assert plane.cli("sleep", name).returncode == 0
     sleepers = await plane.until_fleet(
-        lambda fleet: all(i.rung is Rung.SLEEP for i in fleet.instances.values()) and set(fleet.instances), "all asleep"
+        lambda fleet: (
+            all(i.rung in {Rung.SLEEP, Rung.CHECKPOINT} for i in fleet.instances.values())
+            and {name for name, i in fleet.instances.items() if i.rung is Rung.SLEEP}
+        ),
+        "all asleep",
     )
     pids = {i.pid for i in (await plane.fleet()).instances.values()}
     room, before, worker = Room(machine), await plane.head(), plane.child("worker")
@@ -327,6 +335,7 @@ async def test_a_model_that_drafts_is_part_of_what_it_drafts_for_whatever_become
     assert alone is not None and drafted is not None and again is not None
     assert len({alone.configuration, drafted.configuration, again.configuration}) == 3
     assert drafted.weight_bytes == again.weight_bytes > alone.weight_bytes
+    assert plane.cli("stop", "redrafted").returncode == 0
     models = Path(plane.plane.data) / "models"
     assert len(list(models.glob("drafts-*"))) == 2
     for name, left in (("drafted", 1), ("redrafted", 0)):
