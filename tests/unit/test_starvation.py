@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,8 @@ def pids() -> Iterator[dict[str, int]]:
         process.stdout.readline()
     started["stopped"].send_signal(signal.SIGSTOP)
     os.waitpid(started["stopped"].pid, os.WUNTRACED)  # until it has stopped it waits for a processor, too
+    while Path(f"/proc/{started['idle'].pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)  # it has said a word, and is on its way to its rest
     yield {name: process.pid for name, process in started.items()}
     for process in started.values():
         process.kill()

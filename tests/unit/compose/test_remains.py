@@ -1,12 +1,21 @@
 """What belongs to a plane is found by what it was started with, and nothing else is touched."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from compose.process import Identity
 from compose.remains import MARK, belonging, clear
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Who has just been started has neither words nor an environment for a moment."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def test_marked_processes_are_found_and_ended_and_others_are_left(tmp_path: Path) -> None:
@@ -14,7 +23,7 @@ async def test_marked_processes_are_found_and_ended_and_others_are_left(tmp_path
     ours = subprocess.Popen(argv, env=os.environ | {MARK: str(tmp_path)})
     others = subprocess.Popen([*argv, f"{tmp_path}/looked/at"], env=os.environ | {MARK: f"{tmp_path}-other"})
     try:
-        assert [one.pid for one in belonging(tmp_path)] == [ours.pid]
+        await until(lambda: [one.pid for one in belonging(tmp_path)] == [ours.pid])
         assert await clear(tmp_path) == 1
         assert belonging(tmp_path) == []
         assert Identity.of(others.pid) is not None
@@ -38,9 +47,9 @@ async def test_a_plane_below_the_directory_is_another_plane(tmp_path: Path) -> N
     )
     started = [subprocess.Popen([*argv, *one], cwd=tmp_path) for one in arguments]
     try:
+        await until(lambda: {one.pid for one in belonging(data)} == {one.pid for one in started})
         assert belonging(tmp_path) == []
         assert belonging(data / "run") == []
-        assert {one.pid for one in belonging(data)} == {one.pid for one in started}
         assert await clear(data) == len(started)
     finally:
         for process in started:

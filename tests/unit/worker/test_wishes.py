@@ -36,7 +36,7 @@ class House:
         self.wishes.follow()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -59,7 +59,7 @@ async def test_an_image_that_is_dismissed_while_it_goes_to_be_made_anew_leaves_a
     goes_on, forget = threading.Event(), house.cabinet.forget
 
     def slowly(image: str) -> None:
-        assert goes_on.wait(10)
+        assert goes_on.wait(30)
         forget(image)
 
     monkeypatch.setattr(house.cabinet, "forget", slowly)
