@@ -17,9 +17,9 @@ from controlplane.log.postgres import PostgresLog
 from controlplane.plane import Plane
 from controlplane.refusal import Code, Refused
 
-REIGN_S = 30.0
-END_S = 5.0
-"""Of a process that is told to end, in order: after that `up` kills it."""
+REIGN_S = 60.0
+END_S = 15.0
+"""Of a process that is told to end, in order. `up` waits 5 s for it; here it has less than a core for itself."""
 Start = Callable[[], Awaitable[asyncio.subprocess.Process]]
 
 

@@ -33,8 +33,8 @@ REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 40.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Trusts nobody, and is not asked to: each client would read all of the machine's certificates, for plain HTTP."""
-STOP_S = 5.0
-"""Of a web process that is told to end: after that nobody waits for it."""
+STOP_S = 15.0
+"""Of a web process that is told to end. `up` waits 5 s for it; here it has less than a core for itself."""
 
 
 async def until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:

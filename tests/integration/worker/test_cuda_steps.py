@@ -115,7 +115,7 @@ async def test_a_step_process_dies_with_its_worker(pid: int, tmp_path: Path) -> 
         step = processes.identify(int(await asyncio.to_thread(worker.stdout.readline)))
         assert step is not None
         os.kill(worker.pid, signal.SIGKILL)
-    assert await processes.gone(step, 10)
+    assert await processes.gone(step, 30)
 
 
 async def test_one_that_was_got_ready_is_ended_when_it_is_not_needed(tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ async def test_one_that_was_got_ready_is_ended_when_it_is_not_needed(tmp_path: P
     assert step is not None
     LocalInstance.stand_down(local)
     assert local.readying is None
-    assert await processes.ended(step, 10)
+    assert await processes.ended(step, 30)
     await operation.end()  # the loop has heard of it, too

@@ -14,7 +14,7 @@ from web.tokens import digest
 
 async def test_a_flood_of_unknown_tokens_holds_up_no_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TTL_S", 0.0)
-    monkeypatch.setattr(module, "LOOKUP_S", 2.0)
+    monkeypatch.setattr(module, "LOOKUP_S", 4.0)
     ring: Any = Keyring("postgresql://nobody@/none")
     never = asyncio.Event()
 
@@ -27,7 +27,7 @@ async def test_a_flood_of_unknown_tokens_holds_up_no_known_one(monkeypatch: pyte
     assert (await ring.identify("eh_known_secret")).name == "ada"
     flood = [asyncio.create_task(ring.identify(f"eh_{number}_x")) for number in range(50)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(3.0):
         assert (await ring.identify("eh_known_secret")).name == "ada"
     ends = await asyncio.gather(*flood, return_exceptions=True)
     assert {end.status for end in ends if isinstance(end, ApiError)} == {503}
