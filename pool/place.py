@@ -67,8 +67,9 @@ def claim(root: Path, directory: Path) -> Iterator[None]:
         os.pwrite(fd, os.fsencode(directory.resolve()), 0)
         yield
     finally:
-        if root.is_dir() and {path.name for path in root.iterdir()} <= {OWNER}:
-            shutil.rmtree(root)
+        with contextlib.suppress(FileNotFoundError):  # or somebody has removed it, or does so just now
+            if {path.name for path in root.iterdir()} <= {OWNER}:
+                shutil.rmtree(root)
         os.close(fd)
 
 

@@ -121,7 +121,7 @@ class Workman:
                 await skeleton.clear(keeper.local)
             else:
                 keepers.append(keeper)
-        described = await self.shelf.described()
+        described = await self.shelf.described(deadline_s=30)
         assert described is not None
         hello = Hello(
             node="n1", address="127.0.0.1", incarnation=ids.new(ids.INCARNATION), boot=processes.boot_id(),

@@ -27,7 +27,7 @@ async def test_a_retired_models_weights_leave_the_pool_once_nobody_maps_them(pla
     plane.order(Tick())
     await plane.until(lambda: plane.of_type(WeightsDropped))
     assert plane.of_type(WeightsDropped)[-1].weight_set == weight_set
-    described = await plane.worker.shelf.described()
+    described = await plane.worker.shelf.described(deadline_s=30)
     assert described is not None
     assert described.sets == ()
 
@@ -114,7 +114,7 @@ async def test_n16_a_full_pool_lets_the_least_valuable_set_go_and_nothing_is_kil
         await plane.register("c", cells=1, kv_bytes=2 * MIB)
         third = await plane.load("c")
         assert [event.weight_set for event in plane.of_type(WeightsDropped)] == [oldest]
-        described = await plane.worker.shelf.described()
+        described = await plane.worker.shelf.described(deadline_s=30)
         assert described is not None
         assert {known.weight_set for known in described.sets} == {used, third.weight_set}
         assert plane.pool is not None

@@ -1,6 +1,7 @@
 """Where segments live, and what in that place is a set."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,23 @@ def test_a_place_goes_once_its_data_directory_is_gone_and_no_daemon_holds_it(tmp
     assert abandoned(shared) == [root]
     assert sweep(shared) == [root.name]
     assert list(shared.iterdir()) == [foreign]
+
+
+def test_a_place_that_somebody_removes_just_as_its_daemon_ends_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, remove = place(tmp_path, 1, shared_memory=None), shutil.rmtree
+
+    def later_than_another(path: Path) -> None:
+        remove(path)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", later_than_another)
+    for _ in range(2):
+        with claim(root, tmp_path):
+            pass
+        assert not root.exists()
+        root.mkdir()
 
 
 def test_a_place_without_sets_goes_with_its_daemon(tmp_path: Path) -> None:
