@@ -29,11 +29,12 @@ def mapped_huge(address: int) -> int:
     return int(found[1]) << 10
 
 
-def collapses() -> bool:
+def collapses(size: int = HUGE_PAGE) -> bool:
+    """Whether the kernel has huge pages to give, now."""
     fd = os.memfd_create("probe")
     try:
-        os.posix_fallocate(fd, 0, HUGE_PAGE)
-        return collapse(fd, 0, HUGE_PAGE)
+        os.posix_fallocate(fd, 0, size)
+        return collapse(fd, 0, size)
     finally:
         os.close(fd)
 
@@ -58,7 +59,10 @@ def test_an_engine_maps_it_by_huge_pages(shared: int) -> None:
     huge.allocate(shared, 0, 8 * MIB + PAGE)
     reservation = Reservation(8 * MIB + PAGE)
     reservation.attach([shared], [8 * MIB + PAGE], populate=True)
-    assert mapped_huge(reservation.address) == 8 * MIB
+    found = mapped_huge(reservation.address)
+    if found != 8 * MIB and not collapses(8 * MIB):
+        pytest.skip("memory is too strewn for huge pages now")
+    assert found == 8 * MIB
 
 
 def test_a_file_elsewhere_gets_small_pages(tmp_path: Path) -> None:
