@@ -66,6 +66,10 @@ async def start_engine(local: LocalInstance) -> None:
         "--engine", spec.engine, "--source", str(shelved.source), "--arguments", arguments,
         "--artefacts", str(local.site.data / "artefacts"), *_on_device(local),
     )  # fmt: skip
+    local.directory.edit(  # before there is one: should this worker die now, the next one knows what it finds
+        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None,
+        **pretence(spec.engine, spec.arguments),
+    )  # fmt: skip
     try:
         held = await _started(local, argv)
     except HolderDenied as error:
@@ -73,10 +77,6 @@ async def start_engine(local: LocalInstance) -> None:
     except HolderGone as error:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
-    local.directory.edit(
-        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None,
-        **pretence(spec.engine, spec.arguments),
-    )  # fmt: skip
     local.watch("engine", held.engine)
     own_layout = local.seen.own_layout
     device = local.seen.device if own_layout else None

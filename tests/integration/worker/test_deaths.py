@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from immutables import Map
 from msgspec.structs import replace
 
@@ -27,6 +28,8 @@ from pool.place import place
 from tests.poolroom import DEADLINE_S, remove
 from tests.workshop import DEVICE, MIB, Plant
 from worker import processes
+from worker.holderlink import HolderLink
+from worker.holdermessages import Held
 from worker.processes import Process
 
 
@@ -296,6 +299,27 @@ async def test_a_worker_that_comes_back_goes_on_with_a_climb(plane: Plant) -> No
     assert plane.record(up.instance).engine == first
     assert len(plane.of_type(InstanceCreated)) == 1
     assert plane.of_type(InstanceFailed) == []
+
+
+async def test_a_worker_that_dies_just_as_its_engine_is_there_has_left_word_of_what_that_is(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, begun = HolderLink.start, list[str]()
+
+    async def dies_once(link: HolderLink, argv: tuple[str, ...]) -> Held:
+        held = await start(link, argv)
+        begun.append("once")
+        return held if begun[1:] else await asyncio.Event().wait()  # type: ignore[func-returns-value, return-value]
+
+    monkeypatch.setattr(HolderLink, "start", dies_once)
+    await plane.register("a", gpu=True)
+    plane.order(Load(model="a"))
+    await plane.until(lambda: begun)
+    first = engine(plane)
+    await plane.restart_worker()
+    up = await plane.until(lambda: plane.up("a"))
+    record = plane.record(up.instance)
+    assert (record.engine, record.kind, record.pretends, begun) == (first, "fake", True, ["once"])
 
 
 async def test_a_worker_that_died_before_its_report_sends_the_same_report(plane: Plant) -> None:
