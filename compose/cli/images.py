@@ -60,10 +60,15 @@ def inspect(data: Path, image: str, json: bool) -> None:
         return
     lines({
         "image": one["image"], "node": one["node"], "state": _stands(one), "reason": _reason(one),
-        "configuration": one["configuration"], "models": ", ".join(one["models"]), "size": human_bytes(one["size_bytes"]),
+        "configuration": one["configuration"], "models": ", ".join(one["models"]), "size": _size(one),
         "made": _ago(one["made_ms"]), "used": _ago(one["used_ms"]), "uses": str(one["uses"]),
         "proof": one["proof"], "saved to it": ", ".join(one["saved"]),
     })  # fmt: skip
+
+
+def _size(one: dict[str, Any]) -> str:
+    zeros = f", and {human_bytes(one['zero_bytes'])} of zeros in memory" if one["zero_bytes"] else ""
+    return f"{human_bytes(one['size_bytes'])} on disk{zeros}"
 
 
 def _order(name: str, send: "Callable[[Client, str], Any]", told: Callable[[str, str], str], text: str) -> None:

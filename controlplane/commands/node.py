@@ -34,6 +34,8 @@ class ImageFound(msgspec.Struct, frozen=True):
     size_bytes: int
     usable: bool = True
     """False: something that it depends on has changed."""
+    zero_bytes: int = 0
+    """Of memory that is all zeros, and is on no disk."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -180,6 +182,7 @@ class ReportImageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     took_ms: int
     proof: str
     fingerprint: dict[str, str]
+    zero_bytes: int = 0
 
 
 class ReportImageRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -27,13 +27,13 @@ def _held(fleet: Fleet, instance: Instance) -> int:
 
 def need_bytes(fleet: Fleet, instance: Instance) -> int:
     """What it will take: as the last of its configuration did, unless an engine has been started since; else at least as much
-    as an image of it, or what it has on its device."""
+    as an image of it has, or what it has on its device."""
     configuration = fleet.configurations.get(instance.configuration)
     if configuration is not None and configuration.host_bytes is not None:
         return configuration.host_bytes
-    on_disk = max((image.size_bytes for image in images.of(fleet, instance)), default=0)
+    saved = max((image.size_bytes + image.zero_bytes for image in images.of(fleet, instance)), default=0)
     measured = configuration.skeleton_bytes if configuration is not None else None
-    return max(on_disk, measured or instance.bytes_used - instance.bytes_mapped)
+    return max(saved, measured or instance.bytes_used - instance.bytes_mapped)
 
 
 def lacking(fleet: Fleet, instance: Instance) -> str | None:

@@ -40,7 +40,8 @@ from controlplane.rungs import Rung
 
 def built(draft: Draft, report: ReportImageBuilt) -> None:
     known = draft.fleet.images.get(report.image)
-    if known is None or known.state != "ok" or known.size_bytes != report.size_bytes:
+    sizes = report.size_bytes, report.zero_bytes
+    if known is None or known.state != "ok" or (known.size_bytes, known.zero_bytes) != sizes:
         draft.emit(ImageBuilt(**msgspec.structs.asdict(report)))
 
 

@@ -90,8 +90,11 @@ def _images(draft: Draft, command: Hello) -> None:
             continue  # somebody wants it gone: its worker sees to that now
         if known is None or (known.state == "refused" and known.code != ANEW and there.usable):
             draft.emit(
-                ImageBuilt(node=command.node, image=there.image, configuration=there.configuration, size_bytes=there.size_bytes)
-            )
+                ImageBuilt(
+                    node=command.node, image=there.image, configuration=there.configuration, size_bytes=there.size_bytes,
+                    zero_bytes=there.zero_bytes,
+                )
+            )  # fmt: skip
 
 
 def _devices(draft: Draft, command: Hello) -> None:

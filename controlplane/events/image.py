@@ -14,10 +14,13 @@ class ImageBuilt(Event, frozen=True, kw_only=True):
     """`img_<16 hex>`: digest of all that it depends on, so what is built again on the same machine has the same id."""
     configuration: str
     size_bytes: int
+    """Of the disk."""
     took_ms: int = 0
     proof: str = ""
     """`same_tokens`; empty: found on disk by a worker that started."""
     fingerprint: dict[str, str] = msgspec.field(default_factory=dict)
+    zero_bytes: int = 0
+    """Of memory besides, all zeros."""
 
 
 class ImageRefused(Event, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ def built(fleet: Fleet, e: ImageBuilt, at: int) -> Fleet:
     """A newer one of a configuration is pinned if an older one was."""
     kin = [i for i in fleet.images.values() if (i.node, i.configuration) == (e.node, e.configuration)]
     image = Image(
-        image=e.image, node=e.node, configuration=e.configuration, size_bytes=e.size_bytes, made_ms=at, proof=e.proof,
-        pinned=any(i.pinned for i in kin),
+        image=e.image, node=e.node, configuration=e.configuration, size_bytes=e.size_bytes, zero_bytes=e.zero_bytes,
+        made_ms=at, proof=e.proof, pinned=any(i.pinned for i in kin),
     )  # fmt: skip
     return replace(fleet, images=fleet.images.set(e.image, image))
 

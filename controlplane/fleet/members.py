@@ -180,6 +180,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     configuration: str
     size_bytes: int = 0
+    zero_bytes: int = 0
+    """Of memory that is all zeros, and is on no disk."""
     made_ms: int = 0
     used_ms: int = 0
     """When an instance last came up from it; 0: never."""

@@ -34,6 +34,9 @@ class ImageView(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     """By an operator, or by the node's settings: it stays whatever the quota says."""
     size_bytes: int
+    """Of the disk."""
+    zero_bytes: int
+    """Of memory that is all zeros, and is on no disk."""
     made_ms: int
     used_ms: int
     uses: int
@@ -149,6 +152,7 @@ def _shown(fleet: Fleet, known: Image) -> ImageView:
     return ImageView(
         image=known.image, node=known.node, configuration=known.configuration,
         models=list(models_of(fleet, known.configuration)), state=state(known), outlook=outlook(fleet, known),
-        pinned=is_pinned(fleet, known), size_bytes=known.size_bytes, made_ms=known.made_ms, used_ms=known.used_ms,
-        uses=known.uses, saved=sorted(saved), code=known.code, message=known.message, proof=known.proof,
+        pinned=is_pinned(fleet, known), size_bytes=known.size_bytes, zero_bytes=known.zero_bytes, made_ms=known.made_ms,
+        used_ms=known.used_ms, uses=known.uses, saved=sorted(saved), code=known.code, message=known.message,
+        proof=known.proof,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """An image is built: the engine goes to disk and is proved to come back from there.
 
-What needs the disk alone goes on beside what needs the engine: all is synced while the proof is given, and digests are made
-while the driver brings the engine back. Nothing is published before all that is through.
+What needs the disk alone goes on beside what needs the engine: zeros leave the disk and all is synced while the proof is
+given, and digests are made while the driver brings the engine back. Nothing is published before all that is through.
 """
 
 import asyncio
@@ -9,9 +9,11 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.quantities import human_bytes
@@ -31,7 +33,8 @@ from worker.moves import EngineState, Goal
 from worker.parts import Parts
 
 ROOM: Final = 1.25
-"""Times the engine's own memory must be free on disk: an image has some percent more than that, and the disk is others' too."""
+"""Times the engine's own memory must be free on disk: a dump has some percent more than that, zeros included (they leave it
+afterwards), and the disk is others' too."""
 FULL_BYTES: Final = 1 << 20
 """A disk with less than this left is full: CRIU writes in larger pieces."""
 
@@ -67,21 +70,25 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
     try:
         async with Beside(parts) as beside:
             made = await _dumped(local, image, wanted, beside)
+            pid = made.held.inner_pid
             manifest = Manifest(
-                image=image, fingerprint=fingerprint, mapped=made[1], files=(), gpu=made[2], pid=made[0].inner_pid,
-                place=made[0].park_in, skeleton_bytes=local.record.skeleton_bytes, proof="",
+                image=image, fingerprint=fingerprint, mapped=made.mapped, files=(), gpu=made.gpu, pid=pid,
+                place=made.held.park_in, skeleton_bytes=local.record.skeleton_bytes, proof="",
                 made_ms=time.time_ns() // 1_000_000,
             )  # fmt: skip
-            syncing = beside.begin("sync", lambda: cabinet.store.sync(image))
+            hollowing = beside.begin("holes", lambda: bulk.hollow(made.draft, pid, made.lifted))
+            syncing = beside.begin("sync", lambda: cabinet.store.sync(image), after=hollowing)
             async with returned(local, manifest, parts) as coming:  # threads for the digests: not beside those that fill memory
-                describing = beside.begin("digests", lambda: cabinet.store.describe(image))
+                describing = beside.begin("digests", lambda: cabinet.store.describe(image), after=hollowing)
                 proof = await prove(local, goal, wanted, manifest, coming, parts=parts)
             with parts.of("disk_wait"):
                 await asyncio.shield(syncing)
-                files = await asyncio.shield(describing)
+                files, zero_bytes = await asyncio.shield(describing), hollowing.result()
         took_ms = round((time.monotonic() - began) * 1000)
         with parts.of("publish"):
-            whole = await asyncio.to_thread(cabinet.publish, replace(manifest, files=files, proof=proof, took_ms=took_ms))
+            whole = await asyncio.to_thread(
+                cabinet.publish, replace(manifest, files=files, zero_bytes=zero_bytes, proof=proof, took_ms=took_ms)
+            )
     except OSError as error:
         code = "no_space" if error.errno == errno.ENOSPC else "image_failed"
         kept = code == "no_space" and stays_unsaved(wanted) and local.watched("engine")
@@ -112,10 +119,16 @@ class Beside:
     def __init__(self, parts: Parts) -> None:
         self.parts, self._tasks = parts, list[asyncio.Task[Any]]()
 
-    def begin(self, name: str, work: Callable[[], T]) -> "asyncio.Task[T]":
-        task = asyncio.create_task(self.parts.beside(name, asyncio.to_thread(work)))
+    def begin(self, name: str, work: Callable[[], T], *, after: "asyncio.Task[Any] | None" = None) -> "asyncio.Task[T]":
+        """`after`: what must have ended well before."""
+        task = asyncio.create_task(self._done(name, work, after))
         self._tasks.append(task)
         return task
+
+    async def _done(self, name: str, work: Callable[[], T], after: "asyncio.Task[Any] | None") -> T:
+        if after is not None:
+            await asyncio.shield(after)
+        return await self.parts.beside(name, asyncio.to_thread(work))
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,13 +138,21 @@ class Beside:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _dumped(
-    local: LocalInstance, image: str, wanted: Wanted, beside: Beside
-) -> tuple[Held, tuple[MappedFile, ...], str | None]:
+class Dumped(Struct, frozen=True):
+    """An engine on disk."""
+
+    held: Held
+    """Who it was."""
+    mapped: tuple[MappedFile, ...]
+    gpu: str | None
+    """That it was taken off first."""
+    draft: Path
+    lifted: bulk.Lifted
+
+
+async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Beside) -> Dumped:
     """The engine is gone afterwards. Raises StepFailed (`no_space`, `over_quota`, `dump_failed`, ...); after the first two the
     engine sleeps as before, if it is to stay (`stays_unsaved`).
-
-    Returns who it was, what it had mapped, and the GPU that it was taken off first.
     """
     cabinet, parts = local.site.images, beside.parts
     draft = await asyncio.to_thread(cabinet.store.draft, image)
@@ -167,8 +188,8 @@ async def _dumped(
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
     with parts.of("lift"):
-        await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
-    return held, await asyncio.shield(mapping), gpu
+        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
+    return Dumped(held, await asyncio.shield(mapping), gpu, draft, lifted)
 
 
 async def _as_before(local: LocalInstance, gpu: str | None) -> None:
@@ -183,11 +204,11 @@ async def _as_before(local: LocalInstance, gpu: str | None) -> None:
         await back_on_gpu(local)
 
 
-async def to_its_end(work: Callable[[], object]) -> None:
+async def to_its_end(work: Callable[[], T]) -> T:
     """In a thread. It can't be stopped, so whoever is cancelled waits for it: it must not meet the next draft of this image."""
     working = asyncio.create_task(asyncio.to_thread(work))
     try:
-        await asyncio.shield(working)
+        return await asyncio.shield(working)
     except asyncio.CancelledError:
         await asyncio.gather(working, return_exceptions=True)
         raise

@@ -1,22 +1,24 @@
 """The bulk of an image's memory, taken out of CRIU's hands: one thread of it fills page after page, and all else waits.
 
 After a dump (`lift`) most pages of plain memory leave CRIU's lists; their bytes stay where they are, in a file that has another
-name now. At a restore CRIU makes that memory, empty, and everything else; then, while the process stands still, it runs
-`refill.py`, which fills it in several threads. What the process finds is the same to the byte.
+name now; long runs of zeros (`zeros.py`) are not to stay there (`hollow`). At a restore CRIU makes that memory, empty, and
+everything else; then, while the process stands still, it runs `refill.py`, which fills it in several threads. What the process
+finds is the same to the byte.
 """
 
 import bisect
-import ctypes
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 from msgspec import Struct
 
-from worker.images import records, refill
+from worker.images import records, refill, zeros
+from worker.images.criu import filling_threads
+from worker.images.holes import Extent, punch
 from worker.images.pages import PAGE, Pages, Run, copied
 from worker.images.records import RecordsUnknown
 
@@ -28,8 +30,6 @@ _VMAS, _THREAD_CORE, _RSEQ, _MEMFD = 14, 5, 15, 20
 _HEAP, _PLAIN, _SHARED = 1 << 5, 1 << 0 | 1 << 9, 1 << 0 | 1 << 7 | 1 << 14
 _WRITE, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x2, 0x02, 0x20, 0x4000
 _MAP_SHARED, _SEALED = 0x1, 0x08 | 0x10
-_PUNCH: Final = 0x02 | 0x01
-"""fallocate(2): make a hole and keep the size."""
 
 log = structlog.get_logger("images")
 
@@ -50,6 +50,17 @@ class Area(Struct, frozen=True):
     at: int
 
 
+class Lifted(Struct, frozen=True):
+    """What was taken out of CRIU's hands."""
+
+    size: int = 0
+    """Bytes of memory; 0: it was left as it is."""
+    kept: tuple[Extent, ...] = ()
+    """Where in `bulk-PID.img` is what CRIU has a copy of."""
+    zeros: tuple[Extent, ...] = ()
+    """Where in it zeros are that the map tells of."""
+
+
 class _Lift(Struct, frozen=True):
     """All that is to be done to a dump, decided before any of it is touched."""
 
@@ -59,12 +70,11 @@ class _Lift(Struct, frozen=True):
     """Of areas."""
     bulk: list[Run]
 
-    def carry_out(self, directory: Path, pid: int) -> None:
+    def carry_out(self, directory: Path, pid: int) -> Lifted:
         """Raises OSError: the dump is neither the one nor the other then, and good for nothing."""
         store = directory / f"bulk-{pid}.img"
         self.own.bytes_in.rename(store)
         self.own.keep(self.kept, store)
-        _punch(store, self.kept)
         with store.open("ab") as target:
             for pages in self.shared:
                 whole = pages.bytes_in.with_suffix(".whole")
@@ -73,26 +83,38 @@ class _Lift(Struct, frozen=True):
                     copied(source, 0, pages.size, target)
                 pages.keep([Run(pages.runs[0].start, PAGE, 0)], whole)  # a list of no page at all would be new to CRIU
                 whole.unlink()
-        (directory / f"bulk-{pid}.map").write_bytes(table(self.bulk))
+        holes = zeros.find(store, self.bulk, filling_threads(len(os.sched_getaffinity(0))))
+        (directory / f"bulk-{pid}.map").write_bytes(table(*zeros.apart(self.bulk, holes)))
+        kept = tuple(Extent(run.offset, run.size) for run in self.kept)
+        return Lifted(sum(run.size for run in self.bulk), kept, tuple(holes))
 
 
-def lift(directory: Path, pid: int, work: Path) -> int:
-    """Take the bulk of process `pid` out of a fresh dump; bytes, 0: it was left as it is. Raises OSError.
+def lift(directory: Path, pid: int, work: Path) -> Lifted:
+    """Take the bulk of process `pid` out of a fresh dump. Raises OSError.
 
     It is left where a refill would not work (a script in `work`, an instance's directory, must run), and where it is not as
     expected: CRIU restores it as ever.
     """
     if os.statvfs(work).f_flag & os.ST_NOEXEC or not refill.possible():
-        return 0
+        return Lifted()
     try:
         planned = _planned(directory, pid)
     except (RecordsUnknown, FileNotFoundError, KeyError, ValueError) as unknown:
         log.warning("image_left_whole", directory=str(directory), reason=repr(unknown))
+        return Lifted()
+    return Lifted() if planned is None else planned.carry_out(directory, pid)
+
+
+def hollow(directory: Path, pid: int, lifted: Lifted) -> int:
+    """Take what need not be there off the disk; bytes of zeros that are gone from it (0: it has no holes). Raises OSError.
+
+    The sooner the less is written at all. A restore may be under way meanwhile: it reads nothing of that.
+    """
+    if not lifted.size:
         return 0
-    if planned is None:
-        return 0
-    planned.carry_out(directory, pid)
-    return sum(run.size for run in planned.bulk)
+    store = directory / f"bulk-{pid}.img"
+    punch(store, lifted.kept)
+    return punch(store, lifted.zeros)
 
 
 def _planned(directory: Path, pid: int) -> _Lift | None:
@@ -171,22 +193,26 @@ def divide(runs: list[Run], places: list[Place], not_these: list[int]) -> tuple[
     return bulk, kept
 
 
-def table(bulk: list[Run]) -> bytes:
-    """`bulk-PID.map`, see `refill.py`. No piece goes across a boundary of large pages that it could end at."""
+def table(bulk: list[Run], nothing: Sequence[Run] = ()) -> bytes:
+    """`bulk-PID.map`, see `refill.py`; `nothing`: what is all zeros.
+
+    No piece goes across a boundary of large pages that it could end at.
+    """
     vectors, pieces = list[int](), list[list[int]]()
-    for run in bulk:
-        start, offset, left = run.start, run.offset, run.size
+    for run, is_zeros in (*((run, False) for run in bulk), *((run, True) for run in nothing)):
+        start, offset, left = run.start, refill.ZEROS if is_zeros else run.offset, run.size
         while left:
             size = min(left, refill.PIECE_BYTES - start % refill.PIECE_BYTES)
-            last = pieces[-1] if pieces else None
-            if last and last[2] + last[3] == offset and last[3] + size <= refill.PIECE_BYTES and last[1] < refill.MOST_VECTORS:
+            last = pieces[-1] if pieces else [0, refill.MOST_VECTORS, 0, 0]
+            follows = last[2] == offset if is_zeros else last[2] + last[3] == offset
+            if follows and last[3] + size <= refill.PIECE_BYTES and last[1] < refill.MOST_VECTORS:
                 last[1] += 1
                 last[3] += size
             else:
                 pieces.append([len(vectors) // 2, 1, offset, size])
             vectors += [start, size]
-            start, offset, left = start + size, offset + size, left - size
-    whole = sum(run.size for run in bulk)
+            start, offset, left = start + size, offset if is_zeros else offset + size, left - size
+    whole = sum(run.size for run in (*bulk, *nothing))
     words = [refill.MAGIC, len(vectors) // 2, len(pieces), whole, *vectors, *(word for piece in pieces for word in piece)]
     return struct.pack(f"<{len(words)}Q", *words)
 
@@ -199,16 +225,3 @@ def areas_of_threads(directory: Path) -> Iterator[int]:
             for rseq in records.messages(thread, _RSEQ):
                 area = records.numbers(rseq)
                 yield from range(area[1] // PAGE * PAGE, area[1] + area[2], PAGE)
-
-
-def _punch(path: Path, kept: list[Run]) -> None:
-    """What CRIU has a copy of need not be on disk twice. Where the file system has no holes it is."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        for run in kept:
-            if libc.fallocate(descriptor, _PUNCH, run.offset, run.size) != 0:
-                return
-    finally:
-        os.close(descriptor)

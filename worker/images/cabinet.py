@@ -74,7 +74,8 @@ class Cabinet:
                 continue
             refusal = self._refusal(manifest)
             usable = refusal is None and not self.hindrance
-            shown.append(ImageFound(image, manifest.fingerprint.configuration, manifest.size_bytes, usable))
+            configuration, size = manifest.fingerprint.configuration, manifest.size_bytes
+            shown.append(ImageFound(image, configuration, size, usable, manifest.zero_bytes))
             if refusal is not None:
                 self._judged.append(lambda manifest=manifest, refusal=refusal: self._refuse(manifest, refusal))  # type: ignore[misc]
         return tuple(shown)
@@ -122,7 +123,7 @@ class Cabinet:
             self._report(
                 ReportImageBuilt(
                     node=self._node, image=whole.image, configuration=whole.fingerprint.configuration,
-                    size_bytes=whole.size_bytes, took_ms=whole.took_ms, proof=whole.proof,
+                    size_bytes=whole.size_bytes, zero_bytes=whole.zero_bytes, took_ms=whole.took_ms, proof=whole.proof,
                     fingerprint=msgspec.structs.asdict(whole.fingerprint),
                 )
             )  # fmt: skip

@@ -51,11 +51,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     proof: str
     """What was compared when it was made: `same_tokens`."""
     took_ms: int = 0
+    zero_bytes: int = 0
+    """Of memory that is all zeros, and is on no disk."""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of a disk, and of memory once it is restored: no hole of a file counts (`bulk.py` leaves some)."""
+        """What it takes of a disk: no hole of a file counts (`bulk.py` leaves some)."""
         return sum(file.size_bytes if file.data_bytes is None else file.data_bytes for file in self.files)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes of memory once it is restored."""
+        return self.size_bytes + self.zero_bytes
 
 
 def read(directory: Path) -> Manifest:

@@ -5,7 +5,7 @@ steps of a restore, so it imports little, and reads a map that is laid out as th
 written last: proof that it ran. `STAMP` names the files that CRIU was started with. They are, by `bulk.py`:
 
   bulk-PID.map: magic, number of vectors, number of pieces, bytes (8 each); vectors (address, length); pieces (first vector,
-  how many, where they are in the file one after the other, bytes)
+  how many, where they are in the file one after the other or that they are `ZEROS`, bytes)
   bulk-PID.img: the bytes
 """
 
@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 
-MAGIC = 0x314B4C5542484E45
+MAGIC = 0x324B4C5542484E45
 """The first eight bytes; the last of them is the version."""
 HEAD = 4
 PIECE = 4
@@ -23,6 +23,8 @@ PIECE_BYTES = 2 << 20
 """Of one piece: a large page, and little enough to stay in a processor's cache between its two copies."""
 MOST_VECTORS = 1024
 """The kernel's limit for one call."""
+ZEROS = (1 << 64) - 1
+"""Where a piece is that is all zeros: nowhere in the file. It is written all the same (design.md says why)."""
 
 
 class RefillFailed(Exception):
@@ -52,8 +54,11 @@ class Table:
 
 
 def stamp(listed: os.stat_result, source: os.stat_result) -> str:
-    """What tells a map and its bytes from all others."""
-    return "-".join(f"{one.st_ino}.{one.st_mtime_ns}.{one.st_size}" for one in (listed, source))
+    """What tells a map and its bytes from all others.
+
+    The time of the bytes is no part of it: a new image gets its holes while it is proved.
+    """
+    return f"{listed.st_ino}.{listed.st_mtime_ns}.{listed.st_size}-{source.st_ino}.{source.st_size}"
 
 
 def refill(directory: str, pid: int, threads: int, expected: str) -> int:
@@ -68,11 +73,13 @@ def refill(directory: str, pid: int, threads: int, expected: str) -> int:
     table, write = Table(listed), _writer()
     order, turn = iter(range(table.pieces)), threading.Lock()
     failures, done = list[Exception](), list[int]()
+    nothing = mmap.mmap(-1, PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # only read: one page of the kernel's
+    zeros = ctypes.addressof(ctypes.c_char.from_buffer(nothing))
 
     def work() -> None:
         room = mmap.mmap(-1, PIECE_BYTES)
         view = memoryview(room)
-        local = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(room)), 0)
+        filled, local = ctypes.addressof(ctypes.c_char.from_buffer(room)), (ctypes.c_size_t * 2)()
         try:
             while not failures:
                 with turn:
@@ -80,9 +87,9 @@ def refill(directory: str, pid: int, threads: int, expected: str) -> int:
                 if number is None:
                     return
                 vectors, count, offset, size = table.piece(number)
-                if (got := os.preadv(source, [view[:size]], offset)) != size:
+                if offset != ZEROS and (got := os.preadv(source, [view[:size]], offset)) != size:
                     raise RefillFailed(f"bulk-{pid}.img gave {got} bytes of {size} at {offset}")
-                local[1] = size
+                local[:] = [zeros if offset == ZEROS else filled, size]
                 if (written := write(pid, local, 1, vectors, count, 0)) != size:
                     reason = os.strerror(ctypes.get_errno())
                     raise RefillFailed(f"piece {number}: {written} bytes of {size} could be written: {reason}")

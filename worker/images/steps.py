@@ -55,9 +55,9 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         local.note(image=None)  # a cold start follows
         await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
         return 0
-    if (free := hostmemory.available_bytes()) < manifest.size_bytes:
+    if (free := hostmemory.available_bytes()) < manifest.memory_bytes:
         local.stand_down()
-        need, has = need_and_limit(manifest.size_bytes, free)
+        need, has = need_and_limit(manifest.memory_bytes, free)
         raise StepFailed("no_memory", f"bringing it back takes {need} of memory; this machine has {has}")
     try:
         await bring_back(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)

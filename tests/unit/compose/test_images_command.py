@@ -14,8 +14,8 @@ from compose.cli.commands import enginehouse
 
 IMAGE: dict[str, Any] = {
     "image": "img_1", "node": "n1", "configuration": "cfg_1", "models": ["a", "b"], "state": "stale", "outlook": "built anew",
-    "pinned": True, "size_bytes": 3 << 30, "made_ms": 1, "used_ms": 0, "uses": 2, "saved": [], "code": "driver_changed",
-    "message": "the driver is 2, it was 1", "proof": "same_tokens",
+    "pinned": True, "size_bytes": 3 << 30, "zero_bytes": 1 << 30, "made_ms": 1, "used_ms": 0, "uses": 2, "saved": [],
+    "code": "driver_changed", "message": "the driver is 2, it was 1", "proof": "same_tokens",
 }  # fmt: skip
 
 
@@ -46,5 +46,6 @@ def test_an_image_is_inspected_in_lines_and_in_json_where_asked_for(tmp_path: Pa
     shown = {name: text.strip() for name, text in told.items()}
     assert shown["state"] == "stale, pinned"
     assert shown["reason"] == "driver_changed: the driver is 2, it was 1; built anew"
-    assert (shown["models"], shown["size"], shown["used"], shown["uses"]) == ("a, b", "3.0 GiB", "never", "2")
+    assert shown["size"] == "3.0 GiB on disk, and 1.0 GiB of zeros in memory"
+    assert (shown["models"], shown["used"], shown["uses"]) == ("a, b", "never", "2")
     assert "saved to it" not in shown, "nothing is"

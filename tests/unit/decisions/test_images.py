@@ -193,5 +193,6 @@ def test_an_image_that_is_built_again_after_its_removal_goes_on_with_its_stream(
 
 
 def test_an_image_that_the_plane_does_not_know_is_taken_up() -> None:
-    story = plane().when(hello(incarnation="inc_2", images=(ImageFound("img_9", "cfg_x", 10),)))
-    assert story.fleet.images["img_9"].state == "ok"
+    story = plane().when(hello(incarnation="inc_2", images=(ImageFound("img_9", "cfg_x", 10, zero_bytes=5),)))
+    found = story.fleet.images["img_9"]
+    assert (found.state, found.size_bytes, found.zero_bytes) == ("ok", 10, 5)

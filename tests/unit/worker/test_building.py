@@ -13,6 +13,7 @@ import pytest
 from tests.unit.worker.test_image_store import drafted
 from worker.failure import StepFailed
 from worker.images import building
+from worker.images.bulk import Lifted
 from worker.images.store import Store
 from worker.moves import Goal
 from worker.parts import Parts
@@ -39,7 +40,8 @@ def building_of(
     (disk.root / "img_a.draft").rename(disk.root / f"{made.fingerprint.image}.draft")
 
     async def dumped(*_: Any) -> Any:
-        return SimpleNamespace(inner_pid=made.pid, park_in=made.place), (), None
+        held: Any = SimpleNamespace(inner_pid=made.pid, park_in=made.place)
+        return building.Dumped(held, (), None, disk.root / f"{made.fingerprint.image}.draft", Lifted())
 
     @asynccontextmanager
     async def returned(*_: Any) -> AsyncIterator[None]:

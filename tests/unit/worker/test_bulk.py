@@ -101,7 +101,7 @@ def test_plain_memory_is_lifted_and_all_else_stays_with_criu(tmp_path: Path) -> 
         *(entry(at, 2) for at in range(0x30000, 0x80000, 0x10000)),
     ]
     dump = Dump(tmp_path, areas, entries)
-    assert bulk.lift(tmp_path, PID, tmp_path) == 8 * PAGE
+    assert bulk.lift(tmp_path, PID, tmp_path).size == 8 * PAGE
     assert dump.listed() == [(0x11000, 1), (0x40000, 2), (0x50000, 2), (0x70000, 2)]
     parts = [dump.bytes[at * PAGE : (at + many) * PAGE] for at, many in ((0, 1), (7, 2), (9, 2), (13, 2))]
     assert (tmp_path / "pages-5.img").read_bytes() == b"".join(parts)
@@ -113,7 +113,7 @@ def test_a_page_that_the_kernel_writes_for_a_thread_stays_with_criu(tmp_path: Pa
     listed = tmp_path / f"pagemap-{PID}.img"
     before = listed.read_bytes()
     os.link(listed, tmp_path / "other name")
-    assert bulk.lift(tmp_path, PID, tmp_path) == 6 * PAGE
+    assert bulk.lift(tmp_path, PID, tmp_path).size == 6 * PAGE
     assert dump.listed() == [(0x10000, 1), (0x22000, 1), (0x23000, 1)]
     assert (tmp_path / "other name").read_bytes() == before, "the files are new ones"
 
@@ -128,7 +128,7 @@ def test_memory_that_others_could_share_is_lifted_where_it_is_seen(tmp_path: Pat
     records.write(tmp_path / "memfd.img", HEAD, [records.message([(4, 4 * PAGE), (5, 99), (6, 1), (7, 3)])])
     records.write(tmp_path / "pagemap-shmem-99.img", HEAD, [records.message([(1, 9)]), entry(0, 2), entry(3 * PAGE, 1)])
     (tmp_path / "pages-9.img").write_bytes(dump.bytes[: 3 * PAGE])
-    assert bulk.lift(tmp_path, PID, tmp_path) == (8 + 3) * PAGE
+    assert bulk.lift(tmp_path, PID, tmp_path).size == (8 + 3) * PAGE
     assert (tmp_path / f"bulk-{PID}.img").read_bytes()[-3 * PAGE :] == dump.bytes[: 3 * PAGE]
     assert (tmp_path / "pages-9.img").read_bytes() == dump.bytes[:PAGE], "CRIU is left one page"
     _, (_, *left) = records.read(tmp_path / "pagemap-shmem-99.img")
@@ -146,7 +146,7 @@ def test_a_shared_area_that_is_sealed_or_not_seen_whole_stays_with_criu(tmp_path
     records.write(tmp_path / "memfd.img", HEAD, [records.message([(4, 4 * PAGE), (5, 99), (6, seals), (7, 3)])])
     records.write(tmp_path / "pagemap-shmem-99.img", HEAD, [records.message([(1, 9)]), entry(at, 4)])
     (tmp_path / "pages-9.img").write_bytes(bytes(4 * PAGE))
-    assert bulk.lift(tmp_path, PID, tmp_path) == 8 * PAGE
+    assert bulk.lift(tmp_path, PID, tmp_path).size == 8 * PAGE
     assert (tmp_path / "pages-9.img").stat().st_size == 4 * PAGE
 
 
@@ -155,7 +155,7 @@ def test_what_is_not_understood_is_left_as_it_was(tmp_path: Path) -> None:
         Dump(tmp_path, [area(0x20000, 8)], [entry(0x20000, 8)])
         records.write(tmp_path / f"pagemap-{PID}.img", HEAD, [records.message([(1, 5)]), *entries])
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        assert bulk.lift(tmp_path, PID, tmp_path) == 0
+        assert bulk.lift(tmp_path, PID, tmp_path).size == 0
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
         assert not criu.refill_script(tmp_path, PID, tmp_path / "script", tmp_path / "mark")
 
@@ -175,7 +175,7 @@ def test_a_dump_with_less_or_more_bytes_than_its_list_names_is_left_as_it_was(tm
     for size in (whole - PAGE, whole + PAGE):
         os.truncate(bytes_in, size)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        assert bulk.lift(tmp_path, PID, tmp_path) == 0
+        assert bulk.lift(tmp_path, PID, tmp_path).size == 0
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -193,15 +193,15 @@ def test_where_no_refill_would_work_all_is_left_to_criu(tmp_path: Path, monkeypa
     assert refill.possible()
     monkeypatch.setattr(refill, "possible", lambda: False)
     Dump(tmp_path, [area(0x10000, 1, FILE_PRIVATE), area(0x20000, 8)], [entry(0x10000, 1), entry(0x20000, 8)])
-    assert bulk.lift(tmp_path, PID, tmp_path) == 0
+    assert bulk.lift(tmp_path, PID, tmp_path).size == 0
     monkeypatch.undo()
-    assert bulk.lift(tmp_path, PID, tmp_path) == 0, "too little"
+    assert bulk.lift(tmp_path, PID, tmp_path).size == 0, "too little"
 
 
 def test_little_memory_is_left_to_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "LEAST_BYTES", 9 * PAGE)
     Dump(tmp_path, [area(0x20000, 8)], [entry(0x20000, 8)])
-    assert bulk.lift(tmp_path, PID, tmp_path) == 0
+    assert bulk.lift(tmp_path, PID, tmp_path).size == 0
     assert not (tmp_path / f"bulk-{PID}.map").exists()
 
 
