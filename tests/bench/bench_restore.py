@@ -1,8 +1,10 @@
-"""What bringing a large process back takes: `python -m tests.bench.bench_restore [--bytes N] [--cycles 5] [--json FILE]`.
+"""What bringing a large process back takes: `python -m tests.bench.bench_restore [--bytes N] [--zeros F] [--cycles 5]
+[--json FILE]`.
 
 A fake engine of an engine's size (`heavy.py`) goes to disk once, as a holder does it, and comes back several ways by turns: by
-CRIU alone, and with its bulk filled in by several threads. Beside each: the same bytes read (`cat`), and copied into new memory
-by one thread. What came back is compared with what went, page by page (some differ: a parked engine looks for its release).
+CRIU alone, with its bulk filled in by several threads, and so with its zeros nowhere in the image. Beside each: the same bytes
+read (`cat`), and copied into new memory by one thread. What came back is compared with what went, page by page (some differ: a
+parked engine looks for its release). What each image takes of the disk and of time to make is beside them.
 """
 
 import argparse
@@ -22,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.laddernotes import contents, kinds, ms
+from worker.filedigest import digest, taken_bytes
 from worker.holderlink import HolderLink
-from worker.images import bulk, criu
+from worker.images import bulk, criu, records, zeros
+from worker.images.pages import Pages, Run
 from worker.instancedir import InstanceDir
 from worker.sources.fakes import fake_source
 
@@ -49,11 +53,12 @@ class Bench:
         await link.open(deadline_s=30)
         return directory, link, ms(begun)
 
-    async def save(self, size: int, threads: int) -> dict[str, Any]:
-        """Twice the same dump: as CRIU wrote it, and with its bulk taken out."""
+    async def save(self, size: int, threads: int, nothing: float) -> dict[str, Any]:
+        """The same dump three times: as CRIU wrote it, with its bulk taken out, and so with its zeros taken off the disk."""
         directory, link, _ = await self.room()
         source = fake_source(self.work, "a", 1 << 20)
-        argv = (sys.executable, "-P", "-m", "tests.bench.heavy", "--bytes", str(size), "--threads", str(threads), "--")
+        argv = (sys.executable, "-P", "-m", "tests.bench.heavy", "--bytes", str(size), "--threads", str(threads))
+        argv += ("--zeros", str(nothing), *(() if size >= 1 << 30 else ("--no-libraries",)), "--")
         await link.start((
             *argv, "--instance-dir", str(directory.path), "--engine", "fake", "--source", str(source),
             "--arguments", '{"context_tokens": 4096}',
@@ -72,14 +77,30 @@ class Bench:
         await link.dump(self.criu, whole, deadline_s=LIMIT_S)
         row["dump_ms"] = ms(begun)
         await link.leave()
-        row["contents"] = contents(whole, self.pid)
-        lifted = self.work / "lifted"
-        shutil.copytree(whole, lifted)
-        begun = time.monotonic()
-        row["bulk_bytes"] = bulk.lift(lifted, self.pid, self.work)
-        row["lift_ms"] = ms(begun)
+        with contextlib.suppress(IndexError, KeyError, records.RecordsUnknown):  # nothing else waits for it
+            row["contents"] = contents(whole, self.pid)
         row["image_bytes"] = sum(file.stat().st_size for file in whole.iterdir())
-        row["lifted_on_disk"] = sum(file.stat().st_blocks * 512 for file in lifted.iterdir())
+        row["finding"] = [finding(whole, self.pid) for _ in range(3)]
+        row["lifted"], row["hollow"] = self.made("lifted", False), self.made("hollow", True)
+        return row
+
+    def made(self, name: str, without_zeros: bool) -> dict[str, Any]:
+        """An image made of the dump as the product does it, or as it did before it looked for zeros."""
+        image, row, find = self.work / name, dict[str, Any](), zeros.find
+        shutil.copytree(self.work / "whole", image)
+        if not without_zeros:
+            zeros.find = lambda path, runs, threads: []
+        begun = time.monotonic()
+        lifted = bulk.lift(image, self.pid, self.work)
+        row |= {"lift_ms": ms(begun), "bulk_bytes": lifted.size, "zero_runs": len(lifted.zeros)}
+        zeros.find = find
+        begun = time.monotonic()
+        row |= {"zero_bytes_gone": bulk.hollow(image, self.pid, lifted), "hollow_ms": ms(begun)}
+        begun = time.monotonic()
+        for path in image.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        row |= {"sync_ms": ms(begun), "on_disk": taken_bytes(image)}
         return row
 
     async def restore(self, image: str, settings: dict[str, str]) -> dict[str, Any]:
@@ -132,6 +153,18 @@ def memory(pid: int) -> dict[int, int]:
     return found
 
 
+def finding(image: Path, pid: int) -> dict[str, float]:
+    """Looking for zeros in what CRIU has written, beside other things that are done with the same bytes, by as many threads."""
+    pages = Pages.read(image / f"pagemap-{pid}.img")
+    threads, row = criu.filling_threads(len(os.sched_getaffinity(0))), {"bytes": pages.size, "cat_ms": cat_ms(image)}
+    begun = time.monotonic()
+    zeros.find(pages.bytes_in, [Run(0, pages.size, 0)], threads)
+    row["find_ms"], begun = ms(begun), time.monotonic()
+    digest(pages.bytes_in)
+    row["blake3_ms"] = ms(begun)
+    return row
+
+
 def cat_ms(directory: Path) -> float:
     room, begun = bytearray(1 << 20), time.monotonic()
     for path in directory.iterdir():
@@ -160,19 +193,28 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     work = Path(tempfile.mkdtemp(prefix="ehrestore-", dir=options.work))
     bench = Bench(work, options.criu)
     try:
-        rows: dict[str, Any] = {"save": await bench.save(options.bytes, options.threads)}
+        rows: dict[str, Any] = {"save": await bench.save(options.bytes, options.threads, options.zeros)}
         print(json.dumps(rows["save"]), flush=True)
-        ways: dict[str, tuple[str, dict[str, str]]] = {"criu alone": ("whole", {}), "bulk by threads": ("lifted", {})}
+        ways: dict[str, tuple[str, dict[str, str]]] = {
+            "criu alone": ("whole", {}), "bulk by threads": ("lifted", {}), "without zeros": ("hollow", {}),
+        }  # fmt: skip
         for name in ways:
             rows[name] = []
         for _ in range(options.cycles):
             for name, (image, settings) in ways.items():
                 row = {"cat_ms": cat_ms(work / image), "copy_ms": copy_ms(work / image)}
+                begun = time.monotonic()
+                for path in (work / image).iterdir():
+                    digest(path)
+                row["verify_ms"] = ms(begun)
                 row |= await bench.restore(image, settings)
                 rows[name].append(row)
                 print(name, json.dumps(row), flush=True)
         for name in ways:
-            one = {key: statistics.median(row[key] for row in rows[name]) for key in ("restore_ms", "cat_ms", "copy_ms")}
+            one = {
+                key: statistics.median(row[key] for row in rows[name])
+                for key in ("restore_ms", "verify_ms", "cat_ms", "copy_ms")
+            }
             times = f"{one['restore_ms'] / one['copy_ms']:.2f} x copy, {one['restore_ms'] / one['cat_ms']:.1f} x cat"
             most = max(row["differ"] for row in rows[name])
             print(f"{name:20} {times}; {one}; at most {most} pages differ", flush=True)
@@ -184,6 +226,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=int, default=2 << 30)
+    parser.add_argument("--zeros", type=float, default=0.49, help="part of it that is pages of zeros; an 8B engine's was 0.49")
     parser.add_argument("--threads", type=int, default=100)
     parser.add_argument("--cycles", type=int, default=5)
     parser.add_argument("--criu", default="")

@@ -36,6 +36,10 @@ class LowerRungs(Stage):
         """Look at a dump as CRIU wrote it, before anything is done to it."""
         return {}
 
+    def hollow(self, draft: Path, pid: int, lifted: bulk.Lifted) -> int:
+        """Bytes of zeros that are gone from the disk."""
+        return bulk.hollow(draft, pid, lifted)
+
     async def checkpoints(self) -> Any:
         return {"rows": (rows := [await self._checkpoint() for _ in range(self.options.cycles)]), "median": medians(rows)}
 
@@ -129,8 +133,11 @@ class LowerRungs(Stage):
         row["criu_dump_ms"] = ms(at)
         row |= await asyncio.to_thread(self.keep, draft, held.inner_pid)
         at = time.monotonic()
-        row["bulk_bytes"] = await asyncio.to_thread(bulk.lift, draft, held.inner_pid, room.directory.path)
-        row["lift_ms"] = ms(at)
+        lifted = await asyncio.to_thread(bulk.lift, draft, held.inner_pid, room.directory.path)
+        row |= {"lift_ms": ms(at), "bulk_bytes": lifted.size, "zero_runs": len(lifted.zeros)}
+        at = time.monotonic()
+        row["zero_bytes_gone"] = await asyncio.to_thread(self.hollow, draft, held.inner_pid, lifted)
+        row["hollow_ms"] = ms(at)
         row["image_bytes"] = sum(file.stat().st_blocks * 512 for file in draft.iterdir())
         row["largest"] = sorted(((file.stat().st_size, file.name) for file in draft.iterdir()), reverse=True)[:4]
         self.manifest = Manifest(

@@ -39,11 +39,14 @@ class RestoreWays(LowerRungs):
         kept.mkdir()
         for path in draft.iterdir():
             os.link(path, kept / path.name)  # the bulk goes on to another name there; these names keep what was written
-        bulk._punch = lambda path, kept: None  # type: ignore[assignment]  # it would make holes in these, too
         try:
             return {"contents": contents(kept, pid)}
         except (IndexError, KeyError, records.RecordsUnknown) as unknown:  # nothing else waits for it
             return {"contents": repr(unknown)}
+
+    def hollow(self, draft: Path, pid: int, lifted: bulk.Lifted) -> int:
+        """What is kept beside it would have the holes, too."""
+        return super().hollow(draft, pid, lifted) if "ways" in self.options.without.split(",") else 0
 
     async def ways(self) -> Any:
         """From the image to a caller's first token, by turns."""
