@@ -71,6 +71,7 @@ async def test_each_rank_of_a_gang_has_a_set_of_its_own_on_its_own_gpu(plane: Pl
 async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were(  # N7
     plane: PlaneUnderTest, machine: Path
 ) -> None:
+    assert plane.cli("stop", "solo").returncode == 0
     first, before = await say(plane, "pair"), await plane.head()
     instance = await plane.serving("pair")
     engine = plane.part(instance.instance, "engine")

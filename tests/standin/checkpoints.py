@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.standin.install import place
-from tests.standin.room import Room
+from tests.standin.room import Room, taken
 from worker.cuda.surgeon import CudaRefused, CudaState
 from worker.cuda.twin import Twin
 
@@ -113,7 +113,7 @@ def _kept(pid: int) -> Path:
 def _accounts(pid: int) -> list[Path]:
     """The process's files of account, by what it has open."""
     devices = {str(place() / uuid) for uuid in Room(place()).devices}
-    there = {entry.resolve() for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    there = {Path(taken(str(entry))) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     return [path for path in there if str(path.parent) in devices]
 
 

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 
 
@@ -23,7 +24,7 @@ class Room:
         self.devices: dict[str, int] = json.loads((where / "devices.json").read_text())
 
     def used(self, uuid: str) -> int:
-        return sum(int(path.read_text() or 0) for path in self._living(uuid))
+        return sum(map(_size, self._living(uuid)))
 
     def free(self, uuid: str) -> int:
         return self.devices[uuid] - self.used(uuid)
@@ -37,10 +38,8 @@ class Room:
                 continue
             with contextlib.suppress(OSError):
                 for descriptor in os.scandir(entry / "fd"):
-                    with contextlib.suppress(OSError):
-                        target = os.readlink(descriptor.path)
-                        if target in living:
-                            found[int(entry.name)] = found.get(int(entry.name), 0) + int(Path(target).read_text() or 0)
+                    if (target := taken(descriptor.path)) in living:
+                        found[int(entry.name)] = found.get(int(entry.name), 0) + _size(Path(target))
         return found
 
     def _living(self, uuid: str) -> list[Path]:
@@ -77,9 +76,26 @@ class Taker:
         os.pwrite(self._fd, f"{size:<20}".encode(), 0)
 
 
+def taken(descriptor: str) -> str:
+    """The file of account that a descriptor (its path in /proc) is a taker's of. Whoever looks on has one for a moment, too,
+    but only to read; then, or when it is closed meanwhile, nothing."""
+    try:
+        return os.readlink(descriptor) if os.lstat(descriptor).st_mode & stat.S_IWUSR else ""
+    except OSError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    """0: it is with another device now, or its taker has ended."""
+    try:
+        return int(path.read_text() or 0)
+    except FileNotFoundError:
+        return 0
+
+
 def _held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
