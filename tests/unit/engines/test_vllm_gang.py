@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,9 +60,19 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks() -> Ranks:
-    """Their pipes stay open: the end of one would be a rank's death, and a gang's death is this process's."""
-    return Ranks(2)
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """They die after the test. A gang's death would be this process's, and so would be that of one of their pipes later on."""
+    status, before = list[int](), set(threading.enumerate())
+    monkeypatch.setattr(os, "_exit", status.append)
+    made = Ranks(2)
+    yield made
+    for _, writer in made.ends:
+        os.close(writer)
+    for watch in set(threading.enumerate()) - before:
+        watch.join(30)
+    assert status == [70]
+    for reader, _ in made.ends:
+        os.close(reader)
 
 
 def test_all_ranks_attach_their_own_set_at_once(ranks: Ranks) -> None:
