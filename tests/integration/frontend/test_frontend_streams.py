@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -93,15 +94,20 @@ async def test_refusals_name_the_parameter_and_both_numbers(room: Room, source: 
 async def test_a_request_waits_a_moment_for_its_grant(room: Room, source: Path) -> None:
     await room.up(source)
 
-    async def ask() -> tuple[str, dict[str, object]]:
-        async with room.http.post("/generate", json={**wish(), "grant": 2}) as response:
-            assert response.status == 200
-            return await whole(response)
+    async def ask(grant: int) -> tuple[int, dict[str, object]]:
+        async with room.http.post("/generate", json={**wish(f"req_{grant}"), "grant": grant}) as response:
+            return response.status, (await whole(response))[1] if response.status == 200 else await response.json()
 
-    asking = asyncio.create_task(ask())
-    await asyncio.sleep(0)
-    await room.serve(source, grant=2)
-    assert (await asking)[1]["t"] == "end"
+    for grant in range(2, 12):
+        asking, began = asyncio.create_task(ask(grant)), time.monotonic()
+        await asyncio.sleep(0)
+        await room.serve(source, grant=grant)
+        took_s = time.monotonic() - began
+        status, last = await asking
+        if status == 200:
+            break
+        assert (status, last["code"]) == (409, "not_serving") and took_s > 0.5, "it was there in time"
+    assert last["t"] == "end"
 
 
 async def test_a_repeated_request_is_not_run_again(room: Room, source: Path) -> None:
