@@ -113,13 +113,13 @@ def reserved() -> set[str]:
 
 def test_a_mapping_starts_on_a_huge_page_and_leaves_nothing_beside_it() -> None:
     before = reserved()
-    fds = [os.memfd_create("segment") for _ in range(3)]
+    fds = [os.memfd_create("segment-on-huge-pages") for _ in range(3)]
     places = []
     for fd, size in zip(fds, (5, HUGE_PAGE, 3 * MIB), strict=True):
         os.ftruncate(fd, size)
         places.append((map_shared(fd, size), size))
     assert [address % HUGE_PAGE for address, _ in places] == [0, 0, 0]
-    assert Path("/proc/self/maps").read_text().count("memfd:segment") == 3
+    assert Path("/proc/self/maps").read_text().count("memfd:segment-on-huge-pages") == 3
     for address, size in places:
         unmap(address, size)
     assert reserved() <= before
