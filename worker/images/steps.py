@@ -59,6 +59,7 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         local.stand_down()
         need, has = need_and_limit(manifest.memory_bytes, free)
         raise StepFailed("no_memory", f"bringing it back takes {need} of memory; this machine has {has}")
+    local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image)
     try:
         await bring_back(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
     except StepFailed as failure:
@@ -73,7 +74,6 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         await parked.asked(local, lambda: local.holder.kill(0))
         return 0
     await asyncio.to_thread(cabinet.store.used, image)
-    local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image)
     local.note(image=image, checked=False, woken_for=None)
     local.restored_from, local.host_bytes = image, 0
     if wanted.directive is not None and wanted.directive.rung is Rung.CHECKPOINT:
@@ -102,6 +102,12 @@ async def check(local: LocalInstance, wanted: Wanted) -> str:
 async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:
     """From the bytes in `directory` to an engine that answers, or to a checkpointed one if it had a GPU. Raises StepFailed."""
     cabinet, began = local.site.images, time.monotonic()
+    kind, assigned = manifest.fingerprint.engine.partition(" ")[0], local.shelved
+    assert assigned is not None, "prepared before"
+    local.directory.edit(  # before it is there: should this worker die meanwhile, the next one knows what it finds
+        kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes,
+        **pretence(kind, assigned.model.spec.arguments),
+    )  # fmt: skip
     held = await parked.asked(
         local,
         lambda: local.holder.restore(
@@ -109,12 +115,6 @@ async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, 
         ),
     )
     assert held.engine is not None
-    kind, assigned = manifest.fingerprint.engine.partition(" ")[0], local.shelved
-    assert assigned is not None, "prepared before"
-    local.directory.edit(
-        kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes,
-        **pretence(kind, assigned.model.spec.arguments),
-    )  # fmt: skip
     if manifest.gpu is not None:
         local.watch("engine", held.engine)
         local.engine_state = None

@@ -421,6 +421,35 @@ async def test_a_restore_that_a_dead_worker_had_begun_is_not_the_images_fault(pl
     assert not plane.of_type(InstanceFailed)
 
 
+async def test_an_engine_that_came_back_while_no_worker_looked_is_brought_to_its_device_and_checked_by_the_next(
+    plane: Plant, surgeon: Surgeon
+) -> None:
+    begun, go = plane.data / "begun", plane.data / "go"
+    await plane.register("a", gpu=True)
+    await plane.load("a")
+    await save(plane, "a")
+    image, _ = manifest(plane)
+    surgeon.do("restore", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done")
+    plane.order(Load(model="a"))
+    await plane.until(begun.exists)
+    await plane.worker.vanish()
+    go.touch()
+    directory = plane.directory(plane.only().instance)
+    async with asyncio.timeout(30):
+        while not (await HolderLink(directory).ask()).parked:
+            await asyncio.sleep(0.02)
+    record = directory.read()
+    assert record is not None and (record.kind, record.pretends, record.unproven) == ("fake", True, image.name)
+    await plane.restart_worker()
+    again = await plane.until(lambda: plane.up("a"))
+    assert again.pid == record.engine.pid
+    up = plane.of_type(InstanceUp)[-1]
+    assert {"cuda_restore", "check"} <= {step.name for step in up.steps} and up.check == "same_tokens"
+    assert await says(plane, again, "hello") == "You said: hello"
+    assert plane.record(again.instance).unproven is None
+    assert not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+
+
 async def test_a_restore_that_a_dead_worker_had_begun_makes_way_for_a_cold_start(plane: Plant, surgeon: Surgeon) -> None:
     begun = plane.data / "begun"
     await plane.register("a")
