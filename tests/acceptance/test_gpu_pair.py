@@ -13,14 +13,14 @@ from compose.process import Identity
 from controlplane.events import InstanceFailed, InstanceUp
 from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import GRAPHS
-from tests.standin.install import install
+from tests.standin.install import forget, install, uuid
 from tests.standin.room import Room
 from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
 from worker.processes import in_session
 
 MIB = 1 << 20
-GPUS = tuple(f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2))
+GPUS = (uuid(1), uuid(2))
 CONTEXT = 2 * MIB
 
 
@@ -37,6 +37,7 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     environment = install(machine, dict.fromkeys(GPUS, 128 * MIB))
     with running(settings, environment=environment) as started:
         yield started
+    forget(GPUS)
 
 
 async def say(plane: PlaneUnderTest, name: str, tokens: int = 12) -> str:

@@ -21,13 +21,13 @@ from controlplane.subjects import NodeBeat
 from pool.client import PoolClient
 from tests.plane import STEP_S, PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import DIES_ASLEEP, GRAPHS, HOLDS
-from tests.standin.install import install
+from tests.standin.install import forget, install, uuid
 from tests.standin.room import Room, Taker
 from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
 
 MIB = 1 << 20
-GPU = "GPU-00000000-0000-0000-0000-000000000001"
+GPU = uuid(1)
 NAMES = ("one", "two", "other")
 
 
@@ -50,6 +50,7 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     )
     with running(settings, environment=install(machine, {GPU: 128 * MIB})) as started:
         yield started
+    forget([GPU])
 
 
 async def test_models_swap_on_a_gpu_and_answer_as_before(plane: PlaneUnderTest, machine: Path) -> None:

@@ -5,8 +5,10 @@ NVML, the pool's device and vLLM's engine are stand-ins (`nvml`, `cuda`, `engine
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from worker import gpulocks
 
 ROOT = Path(__file__).parents[2]
 _SITE = """
@@ -20,6 +22,19 @@ class StandIns(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, StandIns())
 """
+
+
+def uuid(number: int) -> str:
+    """Of a played GPU. Cells are locked for the whole machine, so those of two test runs, side by side, must be different."""
+    return f"GPU-00000000-0000-0000-{number:04d}-{os.getpid():012d}"
+
+
+def forget(devices: Iterable[str]) -> None:
+    """Remove the locks of their cells. Their planes must have ended."""
+    locks, _ = gpulocks.place()
+    for device in devices:
+        for lock in locks.glob(f"{device}.*"):
+            lock.unlink()
 
 
 def install(where: Path, devices: Mapping[str, int]) -> dict[str, str]:
