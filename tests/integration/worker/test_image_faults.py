@@ -403,15 +403,20 @@ async def _loaded_again(plane: Plant, name: str) -> Any:
     return await plane.load(name)
 
 
-async def test_a_restore_that_a_dead_worker_had_begun_is_not_the_images_fault(plane: Plant, surgeon: Surgeon) -> None:
+async def _restoring(plane: Plant, surgeon: Surgeon, **engine: object) -> tuple[Path, Path]:
+    """Save a model's engine and begin to bring it back. Returns its image, and the file that lets CRIU go on."""
     begun, go = plane.data / "begun", plane.data / "go"
-    await plane.register("a")
+    await plane.register("a", **engine)
     await plane.load("a")
     await save(plane, "a")
-    image, _ = manifest(plane)
     surgeon.do("restore", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done")
     plane.order(Load(model="a"))
     await plane.until(begun.exists)
+    return manifest(plane)[0], go
+
+
+async def test_a_restore_that_a_dead_worker_had_begun_is_not_the_images_fault(plane: Plant, surgeon: Surgeon) -> None:
+    image, go = await _restoring(plane, surgeon)
     await plane.restart_worker()
     go.touch()
     again = await plane.until(lambda: plane.up("a"))
@@ -424,14 +429,7 @@ async def test_a_restore_that_a_dead_worker_had_begun_is_not_the_images_fault(pl
 async def test_an_engine_that_came_back_while_no_worker_looked_is_brought_to_its_device_and_checked_by_the_next(
     plane: Plant, surgeon: Surgeon
 ) -> None:
-    begun, go = plane.data / "begun", plane.data / "go"
-    await plane.register("a", gpu=True)
-    await plane.load("a")
-    await save(plane, "a")
-    image, _ = manifest(plane)
-    surgeon.do("restore", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done")
-    plane.order(Load(model="a"))
-    await plane.until(begun.exists)
+    image, go = await _restoring(plane, surgeon, gpu=True)
     await plane.worker.vanish()
     go.touch()
     directory = plane.directory(plane.only().instance)

@@ -21,7 +21,7 @@ from worker.filedigest import taken_bytes
 from worker.holderlink import HolderLink
 from worker.holdermessages import Held
 from worker.images import bulk, criu, refill, zeros
-from worker.images.manifest import ImageBroken
+from worker.images.manifest import ImageBroken, Manifest
 
 PAGE = 4096
 pytestmark = pytest.mark.timeout(180)
@@ -145,22 +145,32 @@ async def test_an_image_counts_as_what_it_takes_of_the_disk_and_its_zeros_as_mem
     assert await says(house, again, "zeros and all") == before
 
 
-async def test_a_byte_among_the_zeros_of_an_image_is_found_and_a_cold_start_follows(house: Plant) -> None:
+async def saved(house: Plant) -> tuple[Manifest, Path]:
+    """The image of an engine that was loaded, and where the bulk of its bytes is."""
     await house.register("a")
     await house.load("a")
     await save(house, "a")
     path, made = manifest(house)
-    store = path / f"bulk-{made.pid}.img"
-    with store.open("r+b") as file:
-        file.seek(a_hole(store)[0] + 5)
-        file.write(b"\1")
+    return made, path / f"bulk-{made.pid}.img"
+
+
+async def refused(house: Plant, made: Manifest, store: Path, code: str) -> None:
+    """The file is found out, by who verifies the image and by who needs it: a cold start follows."""
     with pytest.raises(ImageBroken, match=store.name) as broken:
         house.worker.images.store.verify(made)
-    assert broken.value.code == "image_corrupt"
+    assert broken.value.code == code
     up = await house.load("a")
     assert house.of_type(InstanceUp)[-1].image is None
     assert await says(house, up, "whole") == "You said: whole"
-    assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == "image_corrupt"
+    assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == code
+
+
+async def test_a_byte_among_the_zeros_of_an_image_is_found_and_a_cold_start_follows(house: Plant) -> None:
+    made, store = await saved(house)
+    with store.open("r+b") as file:
+        file.seek(a_hole(store)[0] + 5)
+        file.write(b"\1")
+    await refused(house, made, store, "image_corrupt")
 
 
 def a_hole(store: Path) -> tuple[int, int]:
@@ -179,21 +189,11 @@ def a_hole(store: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("where", ["within", "where it ends"])
 async def test_an_image_that_ends_in_a_hole_or_beside_it_is_truncated(house: Plant, where: str) -> None:
-    await house.register("a")
-    await house.load("a")
-    await save(house, "a")
-    path, made = manifest(house)
-    store = path / f"bulk-{made.pid}.img"
+    made, store = await saved(house)
     start, end = a_hole(store)
     at = {"within": (start + end) // 2, "where it ends": end}
     os.truncate(store, at[where])
-    with pytest.raises(ImageBroken, match=store.name) as broken:
-        house.worker.images.store.verify(made)
-    assert broken.value.code == "image_truncated"
-    up = await house.load("a")
-    assert house.of_type(InstanceUp)[-1].image is None
-    assert await says(house, up, "whole") == "You said: whole"
-    assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == "image_truncated"
+    await refused(house, made, store, "image_truncated")
 
 
 @pytest.mark.parametrize(("owner", "name"), [(zeros, "find"), (bulk, "punch")], ids=["looked for", "taken off"])
