@@ -1,5 +1,5 @@
 """What bringing a large process back takes: `python -m tests.bench.bench_restore [--bytes N] [--zeros F] [--cycles 5]
-[--json FILE]`.
+[--dumps N] [--json FILE]`.
 
 A fake engine of an engine's size (`heavy.py`) goes to disk once, as a holder does it, and comes back several ways by turns: by
 CRIU alone, with its bulk filled in by several threads, and so with its zeros nowhere in the image. Beside each: the same bytes
@@ -26,7 +26,9 @@ from typing import Any
 from tests.bench.laddernotes import contents, kinds, ms
 from worker.filedigest import digest, taken_bytes
 from worker.holderlink import HolderLink
+from worker.holdermessages import Held
 from worker.images import bulk, criu, records, zeros
+from worker.images.ahead import Ahead
 from worker.images.pages import Pages, Run
 from worker.instancedir import InstanceDir
 from worker.sources.fakes import fake_source
@@ -53,8 +55,8 @@ class Bench:
         await link.open(deadline_s=30)
         return directory, link, ms(begun)
 
-    async def save(self, size: int, threads: int, nothing: float) -> dict[str, Any]:
-        """The same dump three times: as CRIU wrote it, with its bulk taken out, and so with its zeros taken off the disk."""
+    async def parked(self, size: int, threads: int, nothing: float) -> tuple[HolderLink, Held]:
+        """An engine that may be written to disk."""
         directory, link, _ = await self.room()
         source = fake_source(self.work, "a", 1 << 20)
         argv = (sys.executable, "-P", "-m", "tests.bench.heavy", "--bytes", str(size), "--threads", str(threads))
@@ -68,8 +70,31 @@ class Bench:
                 if held.exit is not None:
                     raise SystemExit(directory.engine_log.read_text()[-3000:])
                 await asyncio.sleep(0.05)
-        assert held.engine is not None
         await link.park(deadline_s=LIMIT_S)
+        return link, held
+
+    async def dumped(self, size: int, threads: int, nothing: float, *, followed: bool) -> dict[str, Any]:
+        """A dump, left alone or looked at while it is written; and what there is to do after it."""
+        link, held = await self.parked(size, threads, nothing)
+        image = self.work / "dumped"
+        with Ahead(image) as ahead:
+            following = asyncio.create_task(asyncio.to_thread(ahead.follow)) if followed else None
+            begun = time.monotonic()
+            await link.dump(self.criu, image, deadline_s=LIMIT_S)
+            row: dict[str, Any] = {"dump_ms": ms(begun)}
+        begun = time.monotonic()
+        if following is not None:
+            await following
+        lifted = bulk.lift(image, held.inner_pid, self.work, ahead)
+        row |= {"lift_ms": ms(begun), "bulk_bytes": lifted.size, "zero_bytes": sum(one.size for one in lifted.zeros)}
+        await link.leave()
+        shutil.rmtree(image)
+        return row
+
+    async def save(self, size: int, threads: int, nothing: float) -> dict[str, Any]:
+        """The same dump three times: as CRIU wrote it, with its bulk taken out, and so with its zeros taken off the disk."""
+        link, held = await self.parked(size, threads, nothing)
+        assert held.engine is not None
         self.pid, self.place, self.was = held.inner_pid, held.park_in, memory(held.engine.pid)
         row: dict[str, Any] = {"kinds": kinds(held.engine.pid)}
         begun = time.monotonic()
@@ -89,7 +114,7 @@ class Bench:
         image, row, find = self.work / name, dict[str, Any](), zeros.find
         shutil.copytree(self.work / "whole", image)
         if not without_zeros:
-            zeros.find = lambda path, runs, threads: []
+            zeros.find = lambda *_: []
         begun = time.monotonic()
         lifted = bulk.lift(image, self.pid, self.work)
         row |= {"lift_ms": ms(begun), "bulk_bytes": lifted.size, "zero_runs": len(lifted.zeros)}
@@ -195,6 +220,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         rows: dict[str, Any] = {"save": await bench.save(options.bytes, options.threads, options.zeros)}
         print(json.dumps(rows["save"]), flush=True)
+        for name, followed in (("dump alone", False), ("dump followed", True)) * options.dumps:
+            row = await bench.dumped(options.bytes, options.threads, options.zeros, followed=followed)
+            rows.setdefault(name, []).append(row)
+            print(name, json.dumps(row), flush=True)
         ways: dict[str, tuple[str, dict[str, str]]] = {
             "criu alone": ("whole", {}), "bulk by threads": ("lifted", {}), "without zeros": ("hollow", {}),
         }  # fmt: skip
@@ -229,6 +258,7 @@ def main() -> None:
     parser.add_argument("--zeros", type=float, default=0.49, help="part of it that is pages of zeros; an 8B engine's was 0.49")
     parser.add_argument("--threads", type=int, default=100)
     parser.add_argument("--cycles", type=int, default=5)
+    parser.add_argument("--dumps", type=int, default=0, help="so many times each, by turns: alone, and looked at meanwhile")
     parser.add_argument("--criu", default="")
     parser.add_argument("--work")
     parser.add_argument("--json")

@@ -22,6 +22,7 @@ from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
 from worker.images import bulk, facts
+from worker.images.ahead import Ahead
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import Fingerprint, MappedFile
 from worker.images.manifest import Manifest
@@ -92,7 +93,7 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
     except OSError as error:
         code = "no_space" if error.errno == errno.ENOSPC else "image_failed"
         kept = code == "no_space" and stays_unsaved(wanted) and local.watched("engine")
-        if not kept:
+        if code != "no_space":  # which is the disk's fault, whenever it runs full
             await _give_up(local, image, wanted, code, str(error))
         raise StepFailed(code if kept else "image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
@@ -176,7 +177,8 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
     try:
-        with parts.of("dump"):
+        with parts.of("dump"), Ahead(draft) as ahead:
+            looking = beside.begin("zeros", ahead.follow)
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free
@@ -188,7 +190,8 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
     with parts.of("lift"):
-        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
+        await asyncio.shield(looking)
+        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path, ahead))
     return Dumped(held, await asyncio.shield(mapping), gpu, draft, lifted)
 
 

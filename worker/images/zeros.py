@@ -1,6 +1,7 @@
 """Pages of zeros in an image: nearly half of one of an engine that was taken off its GPU. They need not be on the disk.
 
-They are looked for in the page cache, right after the dump, by as many threads as fill memory later.
+They are looked for in the page cache: while CRIU writes (`ahead.py`), and what is left then, by as many threads as fill memory
+later.
 """
 
 import ctypes
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from worker.images.holes import Extent
 from worker.images.pages import PAGE, Run
@@ -28,14 +31,26 @@ _BLOCK: Final = bytes(BLOCK)
 _PAGE: Final = bytes(PAGE)
 
 
-def find(path: Path, runs: Iterable[Run], threads: int) -> list[Extent]:
+class Seen(Struct, frozen=True):
+    """What is known of the beginning of a file: all zeros up to there that may be worth it."""
+
+    until: int = 0
+    zeros: tuple[Extent, ...] = ()
+
+
+NOT_SEEN: Final = Seen()
+
+
+def find(path: Path, runs: Iterable[Run], threads: int, seen: Seen = NOT_SEEN) -> list[Extent]:
     """Where in the file, in the places of `runs` (in its order), are zeros that are worth it. Raises OSError."""
-    parts = [Extent(at, min(PART, one.end - at)) for one in _extents(runs) for at in range(one.offset, one.end, PART)]
+    places = list(_extents(runs))
+    starts = ((max(place.offset, seen.until), place.end) for place in places)
+    parts = [Extent(at, min(PART, end - at)) for start, end in starts for at in range(start, end, PART)]
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(threads, "zeros") as pool:
-            seen = pool.map(lambda part: list(_in_part(descriptor, path, part)), parts)
-            return [hole for hole in _joined(itertools.chain.from_iterable(seen)) if hole.size >= LEAST_BYTES]
+            rest = pool.map(lambda part: list(in_part(descriptor, path, part)), parts)
+            return [hole for hole in joined(itertools.chain(_inside(seen.zeros, places), *rest)) if hole.size >= LEAST_BYTES]
     finally:
         os.close(descriptor)
 
@@ -59,22 +74,38 @@ def apart(runs: Iterable[Run], holes: list[Extent]) -> tuple[list[Run], list[Run
 
 def _extents(runs: Iterable[Run]) -> Iterator[Extent]:
     """Runs that follow one another in the file, as one."""
-    return _joined(Extent(run.offset, run.size) for run in runs)
+    return joined(Extent(run.offset, run.size) for run in runs)
 
 
-def _joined(extents: Iterable[Extent]) -> Iterator[Extent]:
+def _inside(extents: Iterable[Extent], places: list[Extent]) -> Iterator[Extent]:
+    """What of them lies in `places`. All is in the file's order."""
+    at = 0
+    for one in extents:
+        while at < len(places) and places[at].end <= one.offset:
+            at += 1
+        nth = at
+        while nth < len(places) and places[nth].offset < one.end:
+            start, end = max(one.offset, places[nth].offset), min(one.end, places[nth].end)
+            yield Extent(start, end - start)
+            nth += 1
+
+
+def joined(extents: Iterable[Extent]) -> Iterator[Extent]:
+    """Those that follow one another, as one."""
     last = Extent(0, 0)
     for one in extents:
         if last.end == one.offset:
             last = Extent(last.offset, last.size + one.size)
         else:
-            yield last
+            if last.size:
+                yield last
             last = one
-    yield last
+    if last.size:
+        yield last
 
 
-def _in_part(descriptor: int, path: Path, part: Extent) -> Iterator[Extent]:
-    """With those at the ends of pieces, however small: they may go on in the next one."""
+def in_part(descriptor: int, path: Path, part: Extent) -> Iterator[Extent]:
+    """With those at the ends of pieces, however small: they may go on in the next one. Raises OSError."""
     room = bytearray(PIECE)
     view, address = memoryview(room), ctypes.addressof(ctypes.c_char.from_buffer(room))
     same = ctypes.CDLL(None).memcmp

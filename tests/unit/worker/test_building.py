@@ -1,6 +1,8 @@
 """What a build does in threads is over before its draft goes, however the build ends."""
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -12,7 +14,7 @@ import pytest
 
 from tests.unit.worker.test_image_store import drafted
 from worker.failure import StepFailed
-from worker.images import building
+from worker.images import building, bulk
 from worker.images.bulk import Lifted
 from worker.images.store import Store
 from worker.moves import Goal
@@ -96,5 +98,27 @@ async def test_an_image_is_blamed_for_what_it_is_itself_only(
 
     with pytest.raises(StepFailed, match="came to nothing"):
         await building_of(disk, monkeypatch, prove, failed)
+    assert bool(failed) is blamed
+    assert list(disk.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "blamed"), [(errno.ENOSPC, False), (errno.EIO, True)])
+@pytest.mark.parametrize("where", ["sync", "hollow"])
+async def test_a_disk_that_runs_full_after_the_dump_is_not_the_images_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, blamed: bool, where: str
+) -> None:
+    disk, failed = Disk(tmp_path / "images"), list[object]()
+    disk.go.set()
+
+    async def prove(*_: Any, **__: Any) -> str:
+        return "same_tokens"
+
+    def full(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*((disk, "sync") if where == "sync" else (bulk, "hollow")), full)
+    with pytest.raises(StepFailed, match=os.strerror(number)) as said:
+        await building_of(disk, monkeypatch, prove, failed)
+    assert said.value.code == "image_failed", "the engine is not there any more"
     assert bool(failed) is blamed
     assert list(disk.root.iterdir()) == []
