@@ -5,6 +5,7 @@ given, and digests are made while the driver brings the engine back. Nothing is 
 """
 
 import asyncio
+import contextlib
 import errno
 import shutil
 import time
@@ -87,9 +88,8 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
                 files, zero_bytes = await asyncio.shield(describing), hollowing.result()
         took_ms = round((time.monotonic() - began) * 1000)
         with parts.of("publish"):
-            whole = await asyncio.to_thread(
-                cabinet.publish, replace(manifest, files=files, zero_bytes=zero_bytes, proof=proof, took_ms=took_ms)
-            )
+            manifest = replace(manifest, files=files, zero_bytes=zero_bytes, proof=proof, took_ms=took_ms)
+            whole = await to_its_end(lambda: cabinet.publish(manifest))
     except OSError as error:
         code = "no_space" if error.errno == errno.ENOSPC else "image_failed"
         kept = code == "no_space" and stays_unsaved(wanted) and local.watched("engine")
@@ -99,12 +99,12 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
     except StepFailed as failure:
         full = failure.code in DISK_FULL and stays_unsaved(wanted)
         if full or failure.code in ELSEWHERE:  # the image may be as good as any
-            await asyncio.to_thread(cabinet.store.discard, image)
+            await to_its_end(lambda: cabinet.store.discard(image))
         else:
             await _give_up(local, image, wanted, failure.code, failure.message)
         raise
     finally:
-        await asyncio.to_thread(cabinet.store.discard, image)  # published it is no draft any more; else its deadline has passed
+        await to_its_end(lambda: cabinet.store.discard(image))  # published, it is none any more; else its time has passed
     local.note(kept=whole.image, sought=True)
     log.info("image_parts_ms", instance=local.instance, image=image, whole=took_ms, **parts.rounded())
     return whole.size_bytes, ""
@@ -156,7 +156,7 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     engine sleeps as before, if it is to stay (`stays_unsaved`).
     """
     cabinet, parts = local.site.images, beside.parts
-    draft = await asyncio.to_thread(cabinet.store.draft, image)
+    draft = await to_its_end(lambda: cabinet.store.draft(image))
     try:
         with parts.of("room"):
             await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
@@ -183,7 +183,7 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free
         if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
-            await asyncio.to_thread(cabinet.store.discard, image)
+            await to_its_end(lambda: cabinet.store.discard(image))
             if stays_unsaved(wanted):
                 await _as_before(local, gpu)
             message = f"the disk ran full while it was written: {human_bytes(free)} are left in {cabinet.store.root}"
@@ -208,16 +208,19 @@ async def _as_before(local: LocalInstance, gpu: str | None) -> None:
 
 
 async def to_its_end(work: Callable[[], T]) -> T:
-    """In a thread. It can't be stopped, so whoever is cancelled waits for it: it must not meet the next draft of this image."""
+    """In a thread. It can't be stopped, so whoever is cancelled, be it twice, waits for it: it must not meet the next draft of
+    this image, nor the end of its own."""
     working = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        await asyncio.gather(working, return_exceptions=True)
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((working,))
         raise
 
 
 async def _give_up(local: LocalInstance, image: str, wanted: Wanted, code: str, message: str) -> None:
     cabinet = local.site.images
-    await asyncio.to_thread(cabinet.store.discard, image)
+    await to_its_end(lambda: cabinet.store.discard(image))
     await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "build", code, message, final=True)

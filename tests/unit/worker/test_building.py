@@ -16,6 +16,7 @@ from tests.unit.worker.test_image_store import drafted
 from worker.failure import StepFailed
 from worker.images import building, bulk
 from worker.images.bulk import Lifted
+from worker.images.manifest import Manifest
 from worker.images.store import Store
 from worker.moves import Goal
 from worker.parts import Parts
@@ -52,7 +53,9 @@ def building_of(
     for name, step in (("_dumped", dumped), ("returned", returned), ("prove", prove)):
         monkeypatch.setattr(building, name, step)
     monkeypatch.setattr(building, "stays_unsaved", lambda _: False)
-    cabinet = SimpleNamespace(store=disk, fail=lambda *told, **__: failed.append(told) if failed is not None else None)
+    cabinet = SimpleNamespace(
+        store=disk, publish=disk.publish, fail=lambda *told, **__: failed.append(told) if failed is not None else None
+    )
     local: Any = SimpleNamespace(site=SimpleNamespace(images=cabinet), record=SimpleNamespace(skeleton_bytes=1))
     wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
     return building._built(local, Goal("m", 1), wanted, made.fingerprint, Parts())
@@ -122,3 +125,37 @@ async def test_a_disk_that_runs_full_after_the_dump_is_not_the_images_fault(
     assert said.value.code == "image_failed", "the engine is not there any more"
     assert bool(failed) is blamed
     assert list(disk.root.iterdir()) == []
+
+
+class Slow(Disk):
+    """It is slow to write the manifest of what it is to publish."""
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        self.begun.set()
+        assert self.go.wait(60)
+        return super().publish(manifest)
+
+    def sync(self, image: str) -> None:
+        """Nothing is slow but what is above."""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_build_that_is_cancelled_while_it_is_published_leaves_a_whole_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    disk = Slow(tmp_path / "images")
+
+    async def prove(*_: Any, **__: Any) -> str:
+        return "same_tokens"
+
+    task = asyncio.create_task(building_of(disk, monkeypatch, prove))
+    assert await asyncio.to_thread(disk.begun.wait, 30)
+    for _ in range(times):  # its deadline passes, and then the worker ends
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=0.2)
+        assert not done, "a thread is at work still"
+    disk.go.set()
+    await asyncio.wait([task], timeout=30)
+    assert task.cancelled()
+    (image,) = disk.images()
+    disk.verify(disk.read(image))
