@@ -2,13 +2,15 @@
 
 import asyncio
 import errno
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from msgspec.structs import replace
 
-from worker.images import facts, reading
+from worker.images import bulk, facts, reading
 from worker.images import manifest as manifests
 from worker.images.building import to_its_end
 from worker.images.fingerprint import Fingerprint
@@ -97,3 +99,15 @@ def test_other_code_that_lays_out_memory_makes_other_images(tmp_path: Path, monk
             facts.our_code.cache_clear()
             assert facts.our_code() != before
     facts.our_code.cache_clear()
+
+
+def test_nothing_that_lays_out_memory_is_left_out() -> None:
+    """Whatever `bulk` takes from these packages, directly or not, but the code that starts CRIU."""
+    reached, left = {bulk.__name__}, [bulk.__name__]
+    while left:
+        for value in vars(sys.modules[left.pop()]).values():
+            name = str(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", ""))
+            if name.startswith("worker.images.") and name not in reached:
+                reached.add(name)
+                left.append(name)
+    assert reached - {"worker.images.criu"} == {module.__name__ for module in facts.LAYING_OUT}
