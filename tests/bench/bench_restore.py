@@ -78,7 +78,7 @@ class Bench:
         link, held = await self.parked(size, threads, nothing)
         image = self.work / "dumped"
         with Ahead(image) as ahead:
-            following = asyncio.create_task(asyncio.to_thread(ahead.follow)) if followed else None
+            following = asyncio.wrap_future(ahead.begin()) if followed else None
             begun = time.monotonic()
             await link.dump(self.criu, image, deadline_s=LIMIT_S)
             row: dict[str, Any] = {"dump_ms": ms(begun)}

@@ -7,7 +7,7 @@ all of it has been looked at. Nothing is written, and no disk is asked: all is i
 import contextlib
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Self
 
@@ -21,36 +21,39 @@ NICENESS: Final = 5
 
 
 class Ahead:
-    """Of one dump, into `directory`. `follow` looks until this is left."""
+    """Of one dump, into `directory`. It is looked at until this is left."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._enough = directory, threading.Event()
         self._zeros, self._until = dict[str, list[Extent]](), dict[str, int]()
+        self._thread = ThreadPoolExecutor(1, "zeros-ahead", _make_way)
+        """Not one of those that all share: a dump takes seconds, and some tens on a slow disk."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._enough.set()
+        self._thread.shutdown(wait=False)
+
+    def begin(self) -> Future[None]:
+        """What comes ends well or with OSError: what has been written can't be read."""
+        return self._thread.submit(self._follow)
 
     def seen(self, name: str) -> Seen:
         """What is known of a file. Nobody may follow any more."""
         return Seen(self._until.get(name, 0), tuple(zeros.joined(self._zeros.get(name, ()))))
 
-    def follow(self) -> None:
-        """Blocks. Raises OSError: what has been written can't be read."""
-        with ThreadPoolExecutor(1, "zeros", _make_way) as pool, contextlib.ExitStack() as opened:
-            pool.submit(self._follow, opened).result()
-
-    def _follow(self, opened: contextlib.ExitStack) -> None:
+    def _follow(self) -> None:
         files = dict[Path, int]()
-        while not self._enough.is_set():
-            for path in self._directory.glob("pages-*.img"):
-                if path not in files:
-                    files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    opened.callback(os.close, files[path])
-            if not sum([self._look(path, descriptor) for path, descriptor in files.items()]):
-                self._enough.wait(POLL_S)
+        with contextlib.ExitStack() as opened:
+            while not self._enough.is_set():
+                for path in self._directory.glob("pages-*.img"):
+                    if path not in files:
+                        files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                        opened.callback(os.close, files[path])
+                if not sum([self._look(path, descriptor) for path, descriptor in files.items()]):
+                    self._enough.wait(POLL_S)
 
     def _look(self, path: Path, descriptor: int) -> int:
         """At what has been added; bytes. A part of it is left for later: what was written last is nobody's to read yet."""
@@ -64,4 +67,5 @@ class Ahead:
 
 def _make_way() -> None:
     thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
+    with contextlib.suppress(PermissionError):  # a sandbox may forbid it, and CRIU has to share its core then
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))

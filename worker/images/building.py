@@ -10,6 +10,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -126,6 +127,12 @@ class Beside:
         self._tasks.append(task)
         return task
 
+    def join(self, name: str, work: Future[T]) -> "asyncio.Task[T]":
+        """What is at work already, in a thread that is not of the loop's."""
+        task = asyncio.create_task(self.parts.beside(name, asyncio.wrap_future(work)))
+        self._tasks.append(task)
+        return task
+
     async def _done(self, name: str, work: Callable[[], T], after: "asyncio.Task[Any] | None") -> T:
         if after is not None:
             await asyncio.shield(after)
@@ -178,7 +185,7 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
     try:
         with parts.of("dump"), Ahead(draft) as ahead:
-            looking = beside.begin("zeros", ahead.follow)
+            looking = beside.join("zeros", ahead.begin())
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = shutil.disk_usage(draft).free

@@ -3,7 +3,6 @@
 import errno
 import os
 import random
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +28,7 @@ def some_pages(dice: random.Random) -> list[bool]:
 def followed(directory: Path, content: bytes, dice: random.Random) -> Ahead:
     """A file of pages that grew to `content` while it was followed."""
     with Ahead(directory) as ahead:
-        thread = threading.Thread(target=ahead.follow)
-        thread.start()
+        looking = ahead.begin()
         with (directory / "pages-1.img").open("wb", buffering=0) as file:
             at = 0
             while at < len(content):
@@ -39,8 +37,7 @@ def followed(directory: Path, content: bytes, dice: random.Random) -> Ahead:
         reached = time.monotonic() + 60
         while ahead.seen("pages-1.img").until < len(content) - zeros.PIECE - zeros.PART and time.monotonic() < reached:
             time.sleep(0.01)
-    thread.join(60)
-    assert not thread.is_alive()
+    looking.result(60)
     return ahead
 
 
@@ -97,7 +94,17 @@ def test_what_can_not_be_read_is_said(tmp_path: Path, small: None, monkeypatch: 
     (tmp_path / "pages-1.img").write_bytes(bytes(2 * (zeros.PART + zeros.PIECE)))
     monkeypatch.setattr(os, "preadv", broken)
     with Ahead(tmp_path) as ahead, pytest.raises(OSError, match="Input/output error"):
-        ahead.follow()
+        ahead.begin().result(60)
+
+
+def test_where_a_thread_can_not_make_way_it_looks_all_the_same(
+    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    assert followed(tmp_path, bytes(4 * zeros.PART), random.Random(1)).seen("pages-1.img").until
 
 
 def test_zeros_that_go_on_are_one_run(tmp_path: Path, small: None) -> None:

@@ -5,6 +5,7 @@ import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 from tests.unit.worker.test_image_store import drafted
 from worker.failure import StepFailed
 from worker.images import building, bulk
+from worker.images.ahead import Ahead
 from worker.images.bulk import Lifted
 from worker.images.manifest import Manifest
 from worker.images.store import Store
@@ -159,3 +161,14 @@ async def test_a_build_that_is_cancelled_while_it_is_published_leaves_a_whole_im
     assert task.cancelled()
     (image,) = disk.images()
     disk.verify(disk.read(image))
+
+
+async def test_what_follows_a_dump_takes_no_place_among_the_threads_of_all_others(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as few:
+        asyncio.get_running_loop().set_default_executor(few)
+        async with building.Beside(Parts()) as beside:
+            with Ahead(tmp_path) as ahead:
+                looking = beside.join("zeros", ahead.begin())
+                assert await asyncio.wait_for(asyncio.to_thread(lambda: "done meanwhile"), 30) == "done meanwhile"
+                assert not looking.done()
+            await asyncio.wait_for(looking, 30)
