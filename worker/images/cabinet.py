@@ -116,7 +116,10 @@ class Cabinet:
         return manifest
 
     def publish(self, manifest: Manifest) -> Manifest:
-        """Make the draft the image, tell the plane, remove those that it replaces, keep to the quota. Raises OSError."""
+        """Make the draft the image, tell the plane, remove those that it replaces, keep to the quota.
+
+        Raises OSError: it is not the image.
+        """
         with self._turn:
             whole = self.store.publish(manifest)
             self._told = {told for told in self._told if told[0] != whole.image}
@@ -127,9 +130,12 @@ class Cabinet:
                     fingerprint=msgspec.structs.asdict(whole.fingerprint),
                 )
             )  # fmt: skip
-        for old in self._stale(whole):
-            self.remove(old, "replaced")
-        self.collect(keep=frozenset({whole.image}))
+        try:
+            for old in self._stale(whole):
+                self.remove(old, "replaced")
+            self.collect(keep=frozenset({whole.image}))
+        except OSError as error:  # this one is there, and told; the next one tries again
+            log.warning("others_not_removed", image=whole.image, reason=str(error))
         return whole
 
     def _stale(self, fresh: Manifest) -> list[str]:

@@ -66,12 +66,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(directory: Path) -> Manifest:
-    """That of the image in `directory`. Raises ImageBroken (`manifest_missing`, `manifest_broken`)."""
+    """That of the image in `directory`. Raises ImageBroken (`manifest_missing`, `manifest_broken`, `image_unreadable`)."""
     image = directory.name
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError:
         raise ImageBroken("manifest_missing", f"{image} has no manifest: it was not finished") from None
+    except OSError as error:
+        raise ImageBroken("image_unreadable", f"the manifest of {image} can't be read: {error}") from error
     except msgspec.MsgspecError as error:
         raise ImageBroken("manifest_broken", f"the manifest of {image} can't be read: {error}") from None
     if manifest.image != image:
@@ -94,6 +96,8 @@ def verify(directory: Path, manifest: Manifest) -> None:
             size = (directory / file.name).stat().st_size
         except FileNotFoundError:  # now, or while it is being removed
             raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} is not there") from None
+        except OSError as error:
+            raise ImageBroken("image_unreadable", f"{file.name} of {manifest.image} can't be looked at: {error}") from error
         if size != file.size_bytes:
             has, had = need_and_limit(size, file.size_bytes)
             raise ImageBroken("image_truncated", f"{file.name} of {manifest.image} has {has}, not {had}")

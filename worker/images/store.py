@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 from msgspec.structs import replace
 
 from worker.filedigest import taken_bytes
@@ -31,6 +32,8 @@ SYNCS: Final = 16
 """Files whose way to the disk is waited for at once."""
 _LOGS: Final = ("dump.log", "stats-dump", "stats-restore", "restore.log")
 _removals = itertools.count(1)
+
+log = structlog.get_logger("images")
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +106,8 @@ class Store:
         Raises OSError.
         """
         draft, final = self.root / f"{manifest.image}{DRAFT}", self.root / manifest.image
-        for log in _LOGS:
-            (draft / log).unlink(missing_ok=True)
+        for name in _LOGS:
+            (draft / name).unlink(missing_ok=True)
         whole = manifest
         if not manifest.files:
             whole = replace(manifest, files=self.describe(manifest.image))
@@ -146,7 +149,7 @@ class Store:
             yield from sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.endswith(DRAFT))
 
     def read(self, image: str) -> Manifest:
-        """Raises ImageBroken (`manifest_missing`, `manifest_broken`)."""
+        """Raises ImageBroken (`manifest_missing`, `manifest_broken`, `image_unreadable`)."""
         return read(self.root / image)
 
     def verify(self, manifest: Manifest) -> None:
@@ -159,8 +162,11 @@ class Store:
     def standing(self, image: str) -> Standing:
         try:
             return msgspec.json.decode((self.root / image / "standing.json").read_bytes(), type=Standing)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return Standing()  # as if it had never been used: nothing but its age is lost
+        except FileNotFoundError:
+            return Standing()
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("standing_unreadable", image=image, reason=str(error))
+            return Standing()  # as if it had never been used: what is wrong with it is found out again
 
     def used(self, image: str) -> None:
         with self._standings:
@@ -199,6 +205,8 @@ class Store:
             draft.replace(path)
         except FileNotFoundError:
             pass  # the image is gone, and its history with it
+        except OSError as error:  # the disk is full, say: no reason to give up an engine that has come back from there
+            log.warning("standing_not_kept", image=image, reason=str(error))
         return standing
 
 

@@ -229,3 +229,35 @@ def test_an_image_that_has_failed_for_good_stays_so_whatever_becomes_of_restores
     store.failed("img_a", "check_mismatch", "another answer", final=True)
     store.used("img_a")
     assert store.failed("img_a", "restore_failed", "criu").failed == "check_mismatch"
+
+
+def test_a_manifest_that_the_disk_does_not_give_is_a_broken_image(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.publish(drafted(store, "one"))
+    (store.path("img_a") / "manifest.json").unlink()
+    (store.path("img_a") / "manifest.json").mkdir()
+    with pytest.raises(ImageBroken, match="Is a directory") as broken:
+        store.read("img_a")
+    assert broken.value.code == "image_unreadable"
+
+
+def test_a_file_that_can_not_even_be_looked_at_is_a_broken_image(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    manifest = store.publish(drafted(store, "one"))
+    stores.shutil.rmtree(store.path("img_a"))  # type: ignore[attr-defined]
+    store.path("img_a").write_text("no directory any more")
+    with pytest.raises(ImageBroken, match="Not a directory") as broken:
+        store.verify(manifest)
+    assert broken.value.code == "image_unreadable"
+
+
+@pytest.mark.parametrize("name", ["standing.json", "standing.new"])
+def test_what_an_image_has_been_through_is_not_worth_a_climb(tmp_path: Path, name: str) -> None:
+    """Where the disk gives or takes no more, an engine that came back from it is there all the same."""
+    store = Store(tmp_path)
+    store.publish(drafted(store, "one"))
+    (store.path("img_a") / name).mkdir()
+    store.used("img_a")
+    assert store.standing("img_a") == Standing()
+    assert store.failed("img_a", "check_mismatch", "another answer", final=True).failed == "check_mismatch"
+    assert whole(store) == "one"
