@@ -177,9 +177,12 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
         if local.seen.engine is not EngineState.CHECKPOINTED:
             await checkpoint.take_off(local, parts)
         gpu = local.record.left_device or ""
-        if open_still := facts.gpu_files(held.engine.pid):
+    try:
+        if gpu is not None and (open_still := facts.gpu_files(held.engine.pid)):
             raise StepFailed("gpu_files_open", f"off its GPU, the engine has files of the driver open still: {open_still}")
-    paths = await asyncio.to_thread(facts.mapped_paths, held.engine.pid)
+        paths = await asyncio.to_thread(facts.mapped_paths, held.engine.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        raise StepFailed("engine_died", f"the engine (pid {held.engine.pid}) ended before it was saved") from None
     mapping = beside.begin("mapped", lambda: facts.mapped_files(paths))
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
@@ -188,7 +191,7 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             looking = beside.join("zeros", ahead.begin())
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
-        free = shutil.disk_usage(draft).free
+        free = _free(draft)
         if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
             await to_its_end(lambda: cabinet.store.discard(image))
             if stays_unsaved(wanted):
@@ -200,6 +203,14 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
         await asyncio.shield(looking)
         lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path, ahead))
     return Dumped(held, await asyncio.shield(mapping), gpu, draft, lifted)
+
+
+def _free(directory: Path) -> int:
+    """Bytes. Where it has gone nothing ran full."""
+    try:
+        return shutil.disk_usage(directory).free
+    except FileNotFoundError:
+        return FULL_BYTES
 
 
 async def _as_before(local: LocalInstance, gpu: str | None) -> None:

@@ -69,7 +69,10 @@ def processor() -> str:
 
 
 def gpu_files(pid: int) -> tuple[str, ...]:
-    """Files of the GPU's driver that a process has open: with one of them it can't be written to disk."""
+    """Files of the GPU's driver that a process has open: with one of them it can't be written to disk.
+
+    Raises FileNotFoundError when it is gone.
+    """
     found = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -78,7 +81,7 @@ def gpu_files(pid: int) -> tuple[str, ...]:
 
 
 def mapped_paths(pid: int) -> list[str]:
-    """Every file that a process has mapped, in order. Raises FileNotFoundError when it is gone."""
+    """Every file that a process has mapped, in order. Raises FileNotFoundError, ProcessLookupError when it is gone."""
     paths = set()
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split(maxsplit=5)

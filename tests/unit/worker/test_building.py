@@ -172,3 +172,58 @@ async def test_what_follows_a_dump_takes_no_place_among_the_threads_of_all_other
                 assert await asyncio.wait_for(asyncio.to_thread(lambda: "done meanwhile"), 30) == "done meanwhile"
                 assert not looking.done()
             await asyncio.wait_for(looking, 30)
+
+
+def dumping(draft: Path, monkeypatch: pytest.MonkeyPatch, dump: Callable[[], Any]) -> Coroutine[Any, Any, building.Dumped]:
+    """A dump by a holder that is played; `dump` is what CRIU does."""
+    held: Any = SimpleNamespace(engine=SimpleNamespace(pid=os.getpid()), exit=None, inner_pid=1001, park_in="/")
+
+    async def ask() -> Any:
+        return held
+
+    async def dumps(*_: Any, **__: Any) -> Any:
+        return dump()
+
+    monkeypatch.setattr(building.checkpoint, "theatre", lambda _: None)
+    cabinet = SimpleNamespace(
+        store=SimpleNamespace(draft=lambda _: draft, root=draft.parent, discard=lambda _: None),
+        make_room=lambda _: None,
+        criu=SimpleNamespace(path="criu"),
+    )
+    local: Any = SimpleNamespace(
+        site=SimpleNamespace(images=cabinet, deadlines=SimpleNamespace(build=60.0)),
+        record=SimpleNamespace(skeleton_bytes=1),
+        holder=SimpleNamespace(ask=ask, dump=dumps),
+        unwatch=lambda _: None,
+    )
+    wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
+
+    async def dumped() -> building.Dumped:
+        async with building.Beside(Parts()) as beside:
+            return await building._dumped(local, "img_a", wanted, beside)
+
+    return dumped()
+
+
+async def test_why_a_dump_failed_is_said_also_when_its_directory_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tmp_path / "img_a.draft"
+    draft.mkdir()
+
+    def dump() -> None:
+        draft.rmdir()
+        raise StepFailed("dump_failed", "criu ended with status 1")
+
+    with pytest.raises(StepFailed, match="criu ended with status 1"):
+        await dumping(draft, monkeypatch, dump)
+
+
+async def test_an_engine_that_has_ended_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int) -> list[str]:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"/proc/{pid}/maps")
+
+    monkeypatch.setattr(building.facts, "mapped_paths", gone)
+    with pytest.raises(StepFailed) as said:
+        await dumping(tmp_path, monkeypatch, lambda: None)
+    assert said.value.code == "engine_died"
