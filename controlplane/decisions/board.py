@@ -12,6 +12,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of the gang's further ranks, in their order."""
     instance: str | None = None
     """The skeleton to wake or to switch; None: a new one."""
+    fetched: str | None = None
+    """The skeleton to take off another GPU first; it is woken here once that is done."""
     grant: int | None = None
     """The grant that a switch keeps."""
     victims: tuple[str, ...] = ()
@@ -25,7 +27,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        return not self.victims and not self.occupants
+        return not self.victims and not self.occupants and self.fetched is None
 
 
 class Board:
@@ -46,5 +48,4 @@ class Board:
     def claim(self, plan: Plan) -> None:
         for slot in plan.slots:
             self.reserved[slot.device] = self.reserved.get(slot.device, 0) | slot.mask
-        if plan.instance is not None:
-            self.kept.add(plan.instance)
+        self.kept.update(instance for instance in (plan.instance, plan.fetched) if instance is not None)

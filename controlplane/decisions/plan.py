@@ -4,22 +4,25 @@
 2. An idle instance of its configuration that serves another model: it keeps its grant and switches.
 3. A skeleton of its configuration that is off its device: at `checkpoint`, on the device where it was if that has a free slot,
    else on any of its node; or saved, likewise, or on its way from there.
-4. A new instance in a free slot.
-5. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
+4. A sleeping skeleton of its configuration, with a free slot on another device of its node. One that holds no GPU changes its
+   cells; one that does is taken off it first, if a new instance would be a cold start, which takes many times as long.
+5. A new instance in a free slot.
+6. A slot that becomes free: of the blocks that hold only idle or leaving instances the one with the fewest victims, least
    recently used first; else the block that is likely to be free first, to wait for.
 
-Free cells of a device on which others' memory leaves no bytes for it count in 5 alone. Cells that the plans of earlier waiters
+Free cells of a device on which others' memory leaves no bytes for it count in 6 alone. Cells that the plans of earlier waiters
 need (`Board.reserved`) are never touched. Gangs have plans of their own (`gangs`).
 """
 
 from collections.abc import Iterable
 
-from controlplane.decisions import foreign, gangs, standing
+from controlplane.decisions import foreign, gangs, hostroom, images, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.needs import wanted
 from controlplane.decisions.placement import Slot, blocks, mask, place
 from controlplane.fleet.members import Instance, Model
 from controlplane.fleet.places import Grant
+from controlplane.fleet.reach import holds_gpu, why_still
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
@@ -36,9 +39,17 @@ def plan(fleet: Fleet, model: Model, board: Board, *, overdue: bool = False) -> 
         _wake(fleet, [mate for mate in mates if mate.device in open_], open_, board)
         or _switch(fleet, mates, sizes, board, overdue=overdue)
         or _restore(fleet, model, open_, board)
+        or _fetch(fleet, model, mates, open_, board)
         or _create(fleet, open_, board)
         or _evict(fleet, model, sizes, board, overdue=overdue)
     )
+
+
+def awaited(fleet: Fleet, model: Model, instance: Instance, board: Board) -> Plan | None:
+    """The place that is kept for a skeleton while it is fetched, if there is one still."""
+    sizes = wanted(fleet, model)
+    slot = place(fleet, {d: count for d, count in sizes.items() if fleet.devices[d].node == instance.node}, board.reserved)
+    return Plan(slot=slot, instance=instance.instance) if slot else None
 
 
 def _wake(fleet: Fleet, mates: Iterable[Instance], sizes: dict[str, int], board: Board) -> Plan | None:
@@ -76,6 +87,22 @@ def _restore(fleet: Fleet, model: Model, sizes: dict[str, int], board: Board) ->
         anywhere = {d: count for d, count in sizes.items() if fleet.devices[d].node == instance.node}
         if slot := place(fleet, at_home, board.reserved) or place(fleet, anywhere, board.reserved):
             return Plan(slot=slot, instance=instance.instance)
+    return None
+
+
+def _fetch(fleet: Fleet, model: Model, mates: Iterable[Instance], sizes: dict[str, int], board: Board) -> Plan | None:
+    for instance in sorted(mates, key=lambda i: (i.since_ms, i.instance)):
+        if not _awaits(fleet, instance, board) or why_still(fleet, instance) is not None:
+            continue
+        there = {d: count for d, count in sizes.items() if d != instance.device and fleet.devices[d].node == instance.node}
+        if (slot := place(fleet, there, board.reserved)) is None:
+            continue
+        if not holds_gpu(model.spec.engine, model.spec.arguments):
+            return Plan(slot=slot, instance=instance.instance)
+        if any(image.state == "ok" for image in images.of(fleet, instance)):
+            continue
+        if not standing.fell_short(instance) and hostroom.lacking(fleet, instance) is None:
+            return Plan(slot=slot, fetched=instance.instance)
     return None
 
 

@@ -6,18 +6,18 @@ only where they don't delay it. Every waiting request then carries a code and a 
 """
 
 from controlplane import ids, unopened
-from controlplane.decisions import foothold, foreign, room, standing
+from controlplane.decisions import descent, foothold, foreign, room, standing
 from controlplane.decisions.board import Board, Plan
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.endings import request_operation
 from controlplane.decisions.limits import BOUND_MS, REOPENED_MS
 from controlplane.decisions.needs import cannot_fit, device_bytes, wanted
-from controlplane.decisions.plan import plan
+from controlplane.decisions.plan import awaited, plan
 from controlplane.decisions.verdict import give_up, loads, reject, succeed
 from controlplane.decisions.waits import Wait, Want, announce
 from controlplane.events import GrantGiven, InstanceCreated, InstanceDirected, RequestRouted
 from controlplane.fleet.callers import Request
-from controlplane.fleet.members import Instance, Model
+from controlplane.fleet.members import FETCHED, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
@@ -103,8 +103,9 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
     if (instance := standing.climbing(fleet, model)) is not None:
         return climbs(fleet, instance, model)
     if (instance := standing.returning(fleet, model)) is not None:
-        where = standing.name(fleet, instance.device)
-        return Wait("descending", f"{want.model} is on its way to sleep on {where}, and is woken after that")
+        if _fetched(instance) and (kept := awaited(fleet, model, instance, board)) is not None:
+            board.claim(kept)
+        return _returns(fleet, instance, model)
     if model.rejection is not None:
         give_up(draft, model, model.rejection.code, model.rejection.message)
         return None
@@ -124,6 +125,9 @@ def _climb(draft: Draft, want: Want, board: Board) -> Wait | None:
     board.claim(found)
     if found.ready:
         return _start(draft, want, model, found, board)
+    if found.fetched is not None:
+        descent.direct(draft, fleet.instances[found.fetched], Rung.CHECKPOINT, FETCHED, operation=want.operation)
+        return _returns(draft.fleet, draft.fleet.instances[found.fetched], model)
     for occupant in found.occupants:
         if standing.deserted(fleet, fleet.instances[occupant]):
             room.direct_away(draft, fleet.instances[occupant], Rung.COLD, want.model, want.operation)
@@ -183,6 +187,17 @@ def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
     if instance.rung is Rung.UP and instance.model is not None:
         return Wait("climbing", f"{model.model} takes over on {where} from {instance.model}")
     return Wait("climbing", f"{model.model} climbs on {where}, from {instance.rung}")
+
+
+def _returns(fleet: Fleet, instance: Instance, model: Model) -> Wait:
+    where = standing.name(fleet, instance.device)
+    if _fetched(instance):
+        return Wait("descending", f"{model.model} is asleep on {where}, and is taken off it to be brought to another device")
+    return Wait("descending", f"{model.model} is on its way to sleep on {where}, and is woken after that")
+
+
+def _fetched(instance: Instance) -> bool:
+    return instance.directive is not None and instance.directive.code == FETCHED
 
 
 def _placeless(fleet: Fleet, model: Model) -> Wait:

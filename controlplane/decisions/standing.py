@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from controlplane.fleet.members import REBUILD, Instance, Model
+from controlplane.fleet.members import FETCHED, REBUILD, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
@@ -53,14 +53,14 @@ def climbing(fleet: Fleet, model: Model) -> Instance | None:
 def returning(fleet: Fleet, model: Model) -> Instance | None:
     """The instance that served the model and is on its way to `sleep` or `checkpoint`: waited for, not turned round halfway.
 
-    A sleeper that has its image made anew will sleep again, too, in a few seconds.
+    A sleeper that has its image made anew will sleep again, too, in a few seconds; one that is fetched from its GPU is off it.
     """
     for instance in fleet.instances.values():
         directive = instance.directive
         current = model.facts is not None and instance.configuration == model.facts.configuration
         if directive is None or directive.rung not in (Rung.SLEEP, Rung.CHECKPOINT) or not current:
             continue
-        mine = instance.model == model.model if instance.rung is Rung.UP else directive.code == REBUILD
+        mine = instance.model == model.model if instance.rung is Rung.UP else directive.code in (REBUILD, FETCHED)
         if mine and leaving(instance) and heard(fleet, instance.node):
             return instance
     return None

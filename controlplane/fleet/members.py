@@ -12,6 +12,8 @@ from controlplane.spec import Argument, ModelFacts, ModelSpec
 
 REBUILD: Final = "rebuild"
 """Code of the directive by which a sleeper has its skeleton's image made anew, and goes on sleeping."""
+FETCHED: Final = "fetched"
+"""Code of the directive by which a sleeper leaves its GPU, since its skeleton is wanted on another one."""
 MOVE: Final = "move"
 """Code of the directive by which an instance goes to another device."""
 ANEW: Final = "operator"

@@ -18,7 +18,8 @@ from worker.processes import in_session
 
 PAIR = fake("pair", weight_bytes=2 << 20, tokens_per_s=100).replace("share = 1", "share = { gpus = 2 }")
 LAME = fake("lame", fail="rank_wake:1").replace("share = 1", "share = { gpus = 2 }")
-SETTINGS = NODE + PAIR + LAME + fake("one", share=0.5, tokens_per_s=100) + fake("card", share=0.5, tokens_per_s=100, gpu=True)
+MOVERS = fake("one", share=0.5, tokens_per_s=100) + fake("card", share=0.5, tokens_per_s=100, gpu=True)
+SETTINGS = NODE + PAIR + LAME + MOVERS + fake("whole", kv_bytes=2 << 20)
 TEXT = "a stream that must not lose a letter, nor say one twice; " * 2
 LONG = TEXT * 4
 """Five seconds of it."""
@@ -167,6 +168,29 @@ async def test_what_holds_a_gpu_is_taken_off_it_on_the_way(plane: PlaneUnderTest
     order = ["sleep", "detach", "verify", "checkpoint", "drop_cells", "take_cells", "cuda_restore", "attach", "wake", "serve"]
     assert [name for name in names if name in order] == order
     assert await plane.chat("card", TEXT) == expected
+
+
+@pytest.mark.parametrize("model", ["one", "card"])
+async def test_a_sleeper_whose_place_is_taken_comes_up_where_there_is_one(plane: PlaneUnderTest, model: str) -> None:
+    for name in ("pair", "lame", "one", "card", "whole"):
+        plane.cli("stop", name)
+    await plane.until_fleet(lambda f: not f.instances, "nothing is left")
+    expected = await plane.chat(model, TEXT)
+    before = await plane.serving(model)
+    assert plane.cli("sleep", model).returncode == 0
+    await plane.chat("whole", "hello")
+    other = await plane.serving("whole")
+    if other.device != before.device:
+        assert plane.cli("move", "whole", "--to", before.device or "").returncode == 0
+    engine, head = plane.part(before.instance, "engine"), await plane.head()
+    assert await plane.chat(model, TEXT) == expected
+    after = await plane.serving(model)
+    assert after.instance == before.instance
+    assert after.device != before.device
+    assert engine.alive, "the same process"
+    (up,) = [one.event for one in await plane.events("InstanceUp", after=head)]
+    assert isinstance(up, InstanceUp)
+    assert ("cuda_restore" in {step.name for step in up.steps}) == (model == "card")
 
 
 async def test_moves_that_cannot_be_are_refused_with_a_reason(plane: PlaneUnderTest) -> None:

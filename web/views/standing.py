@@ -13,7 +13,8 @@ from web.views.figures import percent, size
 CAUSES = {
     "request": "for a request", "load": "on request of an operator", "idle": "idle for long enough", "evicted": "makes room",
     "operator": "on request of an operator", "retired": "its model is retired", "failed": "after a failure",
-    "waiting": "waits for a place", "move": "on request of an operator", "rebuild": "its image is made anew",
+    "waiting": "waits for a place", "fetched": "is wanted on another device", "move": "on request of an operator",
+    "rebuild": "its image is made anew",
     "no_host_memory": "too much of its host's memory is taken", "no_device_memory": "its device has no room for it",
     "no_memory": "its host has no room for it", "device_full": "its device has no room for it",
     "over_budget": "the pool has no room for its weights",
