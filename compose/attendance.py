@@ -59,7 +59,7 @@ async def attend(
 
 
 def _unwatched(watching: "asyncio.Task[None]") -> None:
-    """The plane runs on without the watch, which ends with us or by a fault of its own."""
+    """It ends with us: what goes wrong with one child is tried again. Should it end all the same, the plane runs on."""
     if not watching.cancelled() and (error := watching.exception()) is not None:
         log.error("watch_ended", exc_info=error)
 

@@ -206,6 +206,9 @@ def answering(states: Sequence[ChildState]) -> Iterator[Check]:
             found = f"{one.name} (pid {one.pid}) has not answered for {silent_s} s"
             cure = f"`up` starts it again when that lasts. A debugger keeps it from doing so; logs/{one.name}.log may say more."
             yield Check(name="answers", verdict="bad", found=found, cure=cure)
+        elif one.state == "unwatched":
+            found = f"{one.name} (pid {one.pid}) runs; `up` can't see whether it answers, and tries again and again"
+            yield Check(name="answers", verdict="bad", found=found, cure="See logs/up.log. If it lasts, start `up` anew.")
         elif one.state == "waiting":
             found = f"{one.name} has ended: {one.last_exit}"
             yield Check(name="answers", verdict="bad", found=found, cure=f"`up` starts it again. See logs/{one.name}.log.")

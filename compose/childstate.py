@@ -3,16 +3,18 @@
 import signal
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-State = Literal["starting", "ready", "silent", "waiting", "stopped"]
+State = Literal["starting", "ready", "silent", "unwatched", "waiting", "stopped"]
+ALIVE: Final = frozenset[State]({"ready", "silent", "unwatched"})
+"""It did its work when it was last looked at, or should."""
 
 
 class ChildState(msgspec.Struct, frozen=True, kw_only=True):
     """What `status` shows of a child. `waiting`: it has ended and is started again after a pause. `silent`: it is there and
-    does not answer; `since_ms` is then when it last did."""
+    does not answer; `since_ms` is then when it last did. `unwatched`: a fault of ours keeps us from seeing whether it does."""
 
     name: str
     state: State
@@ -35,10 +37,15 @@ class Shown:
     def silent(self, for_s: float) -> bool:
         """Show that it has not answered for so long, or (0) that it does. True: that is news."""
         state: State = "silent" if for_s > 0 else "ready"
-        if state == self._state or self._state not in ("ready", "silent"):
+        if state == self._state or self._state not in ALIVE:
             return False
         self._enter(state, for_s)
         return True
+
+    def unwatched(self) -> None:
+        """Show that whether it answers is not seen. One that is silent is shown as that still."""
+        if self._state == "ready":
+            self._enter("unwatched")
 
     def _ended(self, how: str) -> str:
         """What is shown of its end: why it was killed, if it was."""

@@ -6,12 +6,14 @@ All that a part knows is in the log, or is found again: none is worth more alive
 import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import structlog
 
 from compose.child import Child
+from compose.childstate import ALIVE
 from compose.serverchild import ServerChild
 from compose.signs import Ask
 from compose.vigil import Patience, Standstill, Vigil, Vitals
@@ -30,6 +32,15 @@ def patience() -> Patience:
     return msgspec.json.decode(os.environ.get(PATIENCE, "{}"), type=Patience)
 
 
+@dataclass
+class Turn:
+    """Of one child."""
+
+    pid: int
+    """Who was asked last; 0: nobody is there."""
+    vigil: Vigil
+
+
 async def watch_all(children: Mapping[str, Child | ServerChild], asked: Mapping[str, Ask], limits: Patience) -> None:
     """Ask those for whom there is a question; for ever."""
     standstill = Standstill(uptime_s())
@@ -42,34 +53,43 @@ async def watch_all(children: Mapping[str, Child | ServerChild], asked: Mapping[
 
 
 async def watch(child: Child | ServerChild, ask: Ask, limits: Patience, standstill: Standstill) -> None:
-    """Ask one child, over all its restarts; for ever."""
-    pid, vigil = 0, Vigil(limits, uptime_s())
+    """Ask one child, over all its restarts; for ever, through faults of ours, too: while they last it is shown as unwatched."""
+    turn = Turn(0, Vigil(limits, uptime_s()))
     while True:
-        state = child.state
-        if state.pid is None or state.state not in ("ready", "silent"):
-            pid = 0
-            await asyncio.sleep(limits.every)
-            continue
-        if state.pid != pid:
-            pid, vigil = state.pid, Vigil(limits, uptime_s())
-        began = uptime_s()
-        sign = await _asked(child, ask, pid, limits.answer)
-        if sign is False and standstill.within(began, uptime_s()):
-            sign = None
-        seen = _seen(child, pid) if sign is False else None
-        if child.state.pid != pid:  # it has ended meanwhile, and its keeper knows
-            continue
-        if seen is not None:
-            await _missed(child, pid, vigil, seen)
-            await asyncio.sleep(max(0.0, limits.answer - (uptime_s() - began)))  # a refusal at once is no reason to hurry
-            continue
-        if sign:
-            vigil.answered(uptime_s())
-        else:
-            vigil.excused(uptime_s())
-        if child.silent(0):
-            log.warning("child_answers_again" if sign else "child_not_asked", child=child.name, pid=pid)
-        await asyncio.sleep(limits.every)
+        try:
+            pause_s = await _look(child, ask, limits, standstill, turn)
+        except Exception:  # e.g. too many open files just when it was to be killed; what was seen of it is kept
+            pause_s = limits.every
+            log.exception("not_watched", child=child.name, pid=turn.pid, again_in_s=pause_s)
+            child.unwatched()
+        await asyncio.sleep(pause_s)
+
+
+async def _look(child: Child | ServerChild, ask: Ask, limits: Patience, standstill: Standstill, turn: "Turn") -> float:
+    """Ask once. Returns the seconds until the next time."""
+    state = child.state
+    if state.pid is None or state.state not in ALIVE:
+        turn.pid = 0
+        return limits.every
+    if state.pid != turn.pid:
+        turn.pid, turn.vigil = state.pid, Vigil(limits, uptime_s())
+    began = uptime_s()
+    sign = await _asked(child, ask, turn.pid, limits.answer)
+    if sign is False and standstill.within(began, uptime_s()):
+        sign = None
+    seen = _seen(child, turn.pid) if sign is False else None
+    if child.state.pid != turn.pid:  # it has ended meanwhile, and its keeper knows
+        return 0.0
+    if seen is not None:
+        await _missed(child, turn.pid, turn.vigil, seen)
+        return max(0.0, limits.answer - (uptime_s() - began))  # a refusal at once is no reason to hurry
+    if sign:
+        turn.vigil.answered(uptime_s())
+    else:
+        turn.vigil.excused(uptime_s())
+    if child.silent(0):
+        log.warning("child_answers_again" if sign else "child_not_asked", child=child.name, pid=turn.pid)
+    return limits.every
 
 
 async def _missed(child: Child | ServerChild, pid: int, vigil: Vigil, seen: Vitals) -> None:

@@ -22,6 +22,12 @@ def test_one_that_is_silent_is_bad_and_says_for_how_long() -> None:
     assert "logs/nats.log" in check.cure
 
 
+def test_one_that_is_not_watched_for_a_fault_is_bad() -> None:
+    [check] = answering([child("web"), child("nats", "unwatched")])
+    assert (check.verdict, check.found.split(";")[0]) == ("bad", "nats (pid 7) runs")
+    assert "logs/up.log" in check.cure
+
+
 def test_one_that_was_started_again_for_that_is_worth_a_note() -> None:
     [check] = answering([child("web", last_exit="killed: it gave no answer for 60 s, 6 questions, and was stopped")])
     assert check.verdict == "note"

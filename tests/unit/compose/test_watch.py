@@ -137,6 +137,55 @@ async def test_nothing_follows_for_one_whose_process_can_not_be_looked_at(
         assert (child.state.state, child.state.restarts) == ("ready", 0)
 
 
+async def test_one_that_could_not_be_killed_is_shown_as_silent_and_killed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, give_up = [OSError(errno.EMFILE, "too many open files")] * 2, Child.give_up
+
+    async def breaks(self: Child, verdict: str) -> None:
+        assert self.state.state == "silent"
+        if faults:
+            raise faults.pop()
+        await give_up(self, verdict)
+
+    monkeypatch.setattr(Child, "give_up", breaks)
+    signs = Signs()
+    async with watched(tmp_path, signs.ask) as child:
+        await until(lambda: signs.pids)
+        stopped = Identity.of(child.state.pid or 0)
+        assert stopped is not None
+        stopped.send(signal.SIGSTOP)
+        signs.sign = False
+        await until(lambda: child.state.restarts == 1)
+        signs.sign = True
+        await until(lambda: child.state.state == "ready" and child.state.pid in signs.pids)
+        assert faults == []
+        assert not stopped.alive
+
+
+async def test_a_fault_of_ours_ends_no_watch_and_is_shown_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = False
+
+    class Faulty(Vigil):
+        def answered(self, now: float) -> None:
+            if broken:
+                raise ValueError("a fault of ours")
+            super().answered(now)
+
+    monkeypatch.setattr(watch_module, "Vigil", Faulty)
+    signs = Signs()
+    async with watched(tmp_path, signs.ask) as child:
+        await until(lambda: signs.pids)
+        pid, broken = child.state.pid, True
+        await until(lambda: child.state.state == "unwatched")
+        assert shown(child, tmp_path).pid == pid
+        broken = False
+        await until(lambda: child.state.state == "ready")
+        assert (child.state.pid, child.state.restarts) == (pid, 0)
+
+
 async def test_one_that_is_excused_for_once_is_shown_as_silent_still(tmp_path: Path) -> None:
     child = Supervisor(tmp_path).add(ChildSpec(name="a", argv=SLEEPER))
     try:
