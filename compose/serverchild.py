@@ -74,20 +74,22 @@ class ServerChild(Shown):
             self._verdict = verdict
             await process.stop(((signal.SIGQUIT, QUIT_S),))
 
-    async def _exited(self) -> int:
-        """Its exit status, once it has ended. No fault of looking (descriptors may have run out) is taken for that."""
+    async def _end(self) -> str:
+        """How it ended, once it has. No fault of looking (descriptors may have run out) is taken for that."""
         while True:
             try:
-                return await self._server.exited()
-            except Exception:
+                code = await self._server.exited()
+            except Exception as error:
                 log.exception("server_not_seen", server=self.name, again_in_s=SEEN_AGAIN_S)
-                if self._stopping.is_set():
-                    return 0
+                if self._stopping.is_set():  # whoever stops it sees to its end
+                    return f"its end was not seen: {error!r}"
                 await asyncio.sleep(SEEN_AGAIN_S)
+            else:
+                return self._ended(ending(code))
 
     async def _run(self) -> None:
         pause, began = BACK_OFF_S[0], time.monotonic()
-        shown = ended = self._ended(ending(await self._exited()))
+        shown = ended = await self._end()
         while not self._stopping.is_set():
             self.restarts += 1
             pause = BACK_OFF_S[0] if time.monotonic() - began > STEADY_S else min(pause * 2, BACK_OFF_S[1])
@@ -108,4 +110,5 @@ class ServerChild(Shown):
                 continue
             self._last_exit = ended
             self._enter("ready")
-            shown = ended = self._ended(ending(await self._exited()))
+            shown = ended = await self._end()
+        self._last_exit = shown

@@ -91,3 +91,26 @@ async def test_a_server_is_kept_through_faults_of_ours(monkeypatch: pytest.Monke
     await until(child, "ready", 3)
     assert faults == []
     await child.stop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "shown"),
+    [(None, "exit code 0"), (OSError(24, "too many open files"), "its end was not seen: OSError(24, 'too many open files')")],
+)
+async def test_an_end_that_was_not_seen_is_shown_as_no_success(
+    monkeypatch: pytest.MonkeyPatch, fault: OSError | None, shown: str
+) -> None:
+    server, told = Played(), list[tuple[str, str]]()
+    exited = server.exited
+
+    async def unseen() -> int:
+        code = await exited()
+        if fault is not None:
+            raise fault
+        return code
+
+    monkeypatch.setattr(server, "exited", unseen)
+    child = ServerChild("postgres", cast(Server, server), lambda: told.append((child.state.state, child.state.last_exit)))
+    await child.start()
+    assert await child.stop()
+    assert told == [("ready", ""), ("stopped", shown)]
