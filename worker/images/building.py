@@ -5,11 +5,10 @@ given, and digests are made while the driver brings the engine back. Nothing is 
 """
 
 import asyncio
-import contextlib
 import errno
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -143,7 +142,7 @@ class Beside:
 
     async def __aexit__(self, *_: object) -> None:
         """All of it, well or not: whoever needs the one or the other asks for its result."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(self._tasks)
 
 
 class Dumped(Struct, frozen=True):
@@ -229,13 +228,22 @@ async def to_its_end(work: Callable[[], T]) -> T:
     """In a thread. It can't be stopped, so whoever is cancelled, be it twice, waits for it: it must not meet the next draft of
     this image, nor the end of its own."""
     working = asyncio.create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        while not working.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait((working,))
-        raise
+    await ended([working])
+    return working.result()
+
+
+async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """All of them, well or not. Who is cancelled meanwhile, however often, waits on, and is told at the end."""
+    cancelled: asyncio.CancelledError | None = None
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)  # which leaves them alone when it is cancelled; `gather` would cancel them
+        except asyncio.CancelledError as told:
+            cancelled = told
+    for task in tasks:
+        _ = task.cancelled() or task.exception()  # seen: nobody else may ask
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _give_up(local: LocalInstance, image: str, wanted: Wanted, code: str, message: str) -> None:

@@ -32,9 +32,12 @@ class Disk(Store):
         self.begun, self.go, self.met = threading.Event(), threading.Event(), list[str]()
 
     def sync(self, image: str) -> None:
+        self.wait()
+        self.met.append("draft" if (self.root / f"{image}.draft").is_dir() else "nothing")
+
+    def wait(self) -> None:
         self.begun.set()
         assert self.go.wait(60)
-        self.met.append("draft" if (self.root / f"{image}.draft").is_dir() else "nothing")
 
 
 def building_of(
@@ -63,11 +66,21 @@ def building_of(
     return building._built(local, Goal("m", 1), wanted, made.fingerprint, Parts())
 
 
-@pytest.mark.parametrize("how", ["cancelled", "its proof fails"])
+async def at_work_still(task: "asyncio.Task[Any]") -> None:
+    """However long a thread is at work, and however often it is cancelled, a build has not ended."""
+    for _ in range(3):
+        done, _ = await asyncio.wait([task], timeout=0.1)
+        assert not done
+        task.cancel()
+    done, _ = await asyncio.wait([task], timeout=0.1)
+    assert not done
+
+
+@pytest.mark.parametrize("how", ["cancelled", "its proof fails", "its proof fails, and it is cancelled"])
 async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    disk, proved = Disk(tmp_path / "images"), asyncio.Event()
+    disk, proved, failed = Disk(tmp_path / "images"), asyncio.Event(), list[object]()
 
     async def prove(*_: Any, **__: Any) -> str:
         proved.set()
@@ -75,18 +88,52 @@ async def test_a_build_that_ends_early_waits_for_its_threads_before_its_draft_go
             raise StepFailed("restore_failed", "criu ended with status 1")
         return "same_tokens"
 
-    task = asyncio.create_task(building_of(disk, monkeypatch, prove))
-    await asyncio.wait_for(proved.wait(), 30)
-    assert await asyncio.to_thread(disk.begun.wait, 30)
+    task = asyncio.create_task(building_of(disk, monkeypatch, prove, failed))
+    async with asyncio.timeout(30):
+        await proved.wait()
+        assert await asyncio.to_thread(disk.begun.wait, 30)
     if how == "cancelled":
         task.cancel()
-    done, _ = await asyncio.wait([task], timeout=0.2)  # however long it is, a thread is at work still
+    if how != "its proof fails":
+        await at_work_still(task)
+    done, _ = await asyncio.wait([task], timeout=0.2)
     assert not done
     disk.go.set()
     await asyncio.wait([task], timeout=30)
-    assert task.cancelled() if how == "cancelled" else isinstance(task.exception(), StepFailed)
+    assert isinstance(task.exception(), StepFailed) if how == "its proof fails" else task.cancelled()
+    assert bool(failed) is (how == "its proof fails")
     assert disk.met == ["draft"]
     assert list(disk.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["publish", "discard"])
+async def test_nobody_else_has_the_draft_while_it_is_published_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    disk, met = Disk(tmp_path / "images"), list[list[str]]()
+    works: Any = getattr(disk, step)
+
+    def slow(what: Any) -> Any:
+        disk.wait()
+        met.append(sorted(path.name for path in disk.root.iterdir()))
+        return works(what)
+
+    async def prove(*_: Any, **__: Any) -> str:
+        if step == "discard":
+            raise StepFailed("restore_failed", "criu ended with status 1")
+        return "same_tokens"
+
+    monkeypatch.setattr(disk, "sync", lambda _: None)
+    monkeypatch.setattr(disk, step, slow)
+    task = asyncio.create_task(building_of(disk, monkeypatch, prove))
+    assert await asyncio.to_thread(disk.begun.wait, 30)
+    await at_work_still(task)
+    disk.go.set()
+    await asyncio.wait([task], timeout=30)
+    assert task.cancelled()
+    [draft] = met[0]
+    assert draft.endswith(".draft"), "it was there when the step began to work"
+    assert [path.name for path in disk.root.iterdir()] == ([draft.removesuffix(".draft")] if step == "publish" else [])
 
 
 @pytest.mark.parametrize(

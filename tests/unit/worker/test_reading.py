@@ -76,9 +76,10 @@ async def test_what_a_thread_does_to_a_draft_has_ended_when_its_step_has() -> No
 
     step = asyncio.create_task(to_its_end(work))
     assert await asyncio.to_thread(begun.wait, 30)
-    step.cancel()
-    done, _ = await asyncio.wait({step}, timeout=0.05)
-    assert not done
+    for _ in range(3):
+        step.cancel()
+        done, _ = await asyncio.wait({step}, timeout=0.05)
+        assert not done
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await step
