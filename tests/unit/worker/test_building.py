@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.unit.worker.test_image_store import drafted
+from tests.unit.worker.test_image_store import MADE, drafted
 from worker.failure import StepFailed
-from worker.images import building, bulk
+from worker.holdermessages import Held
+from worker.images import building, bulk, facts
 from worker.images.ahead import Ahead
 from worker.images.bulk import Lifted
 from worker.images.manifest import Manifest
 from worker.images.store import Store
 from worker.moves import Goal
 from worker.parts import Parts
+from worker.processes import Process
 
 
 class Disk(Store):
@@ -274,3 +276,44 @@ async def test_an_engine_that_has_ended_is_no_fault_of_the_disk(tmp_path: Path, 
     with pytest.raises(StepFailed) as said:
         await dumping(tmp_path, monkeypatch, lambda: None)
     assert said.value.code == "engine_died"
+
+
+@pytest.mark.parametrize(("number", "blamed"), [(errno.ENOSPC, False), (errno.EIO, True)])
+async def test_a_disk_that_runs_full_while_the_bulk_is_lifted_is_not_the_images_fault_and_ends_the_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, blamed: bool
+) -> None:
+    disk, failed, unwatched, lifted = Disk(tmp_path / "images"), list[object](), list[str](), list[Path]()
+    engine = Process(os.getpid(), 1, "boot")
+
+    async def ask() -> Held:
+        return Held(pid=1, engine=engine, exit=None, connected=False, grant=None, inner_pid=7, park_in="/park")
+
+    async def dump(_criu: Path, draft: Path, *, deadline_s: float) -> Held:
+        (draft / "pages-1.img").write_bytes(b"pages")
+        return await ask()
+
+    def full(draft: Path, *_: Any) -> Lifted:
+        lifted.append(*draft.iterdir())
+        raise OSError(number, os.strerror(number), str(draft))
+
+    monkeypatch.setattr(facts, "mapped_paths", lambda _: ())
+    monkeypatch.setattr(bulk, "lift", full)
+    monkeypatch.setattr(building, "stays_unsaved", lambda _: True)
+    cabinet = SimpleNamespace(
+        store=disk,
+        make_room=lambda _: None,
+        criu=SimpleNamespace(path=Path("criu")),
+        fail=lambda *told, **__: failed.append(told),
+    )
+    local: Any = SimpleNamespace(
+        site=SimpleNamespace(images=cabinet, deadlines=SimpleNamespace(build=60.0)), record=SimpleNamespace(skeleton_bytes=1),
+        holder=SimpleNamespace(ask=ask, dump=dump), directory=SimpleNamespace(read=lambda: None, path=tmp_path),
+        unwatch=unwatched.append, watched=lambda role: role not in unwatched,
+    )  # fmt: skip
+    wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
+    with pytest.raises(StepFailed, match=f"the image can't be written: .*{os.strerror(number)}") as said:
+        await building._built(local, Goal("m", 1), wanted, MADE, Parts())
+    assert [path.name for path in lifted] == ["pages-1.img"], "it was written"
+    assert said.value.code == "image_failed", "the engine is not there any more: that it was to stay changes nothing"
+    assert bool(failed) is blamed
+    assert list(disk.root.iterdir()) == []
