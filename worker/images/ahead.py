@@ -25,7 +25,7 @@ class Ahead:
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._enough = directory, threading.Event()
-        self._zeros, self._until = dict[str, list[Extent]](), dict[str, int]()
+        self._zeros, self._until, self._inodes = dict[str, list[Extent]](), dict[str, int](), dict[str, int]()
         self._thread = ThreadPoolExecutor(1, "zeros-ahead", _make_way)
         """Not one of those that all share: a dump takes seconds, and some tens on a slow disk."""
 
@@ -41,8 +41,16 @@ class Ahead:
         return self._thread.submit(self._follow)
 
     def seen(self, name: str) -> Seen:
-        """What is known of a file. Nobody may follow any more."""
-        return Seen(self._until.get(name, 0), tuple(zeros.joined(self._zeros.get(name, ()))))
+        """What is known of a file; nothing, unless it is the one that was looked at. Nobody may follow any more.
+
+        Raises OSError.
+        """
+        if (until := self._until.get(name, 0)) == 0:
+            return zeros.NOT_SEEN
+        there = (self._directory / name).stat()
+        if there.st_ino != self._inodes[name] or there.st_size < until:
+            return zeros.NOT_SEEN  # a page taken for zeros would be lost without a word
+        return Seen(until, tuple(zeros.joined(self._zeros[name])))
 
     def _follow(self) -> None:
         files = dict[Path, int]()
@@ -52,6 +60,7 @@ class Ahead:
                     if path not in files:
                         files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                         opened.callback(os.close, files[path])
+                        self._inodes[path.name] = os.fstat(files[path]).st_ino
                 if not sum([self._look(path, descriptor) for path, descriptor in files.items()]):
                     self._enough.wait(POLL_S)
 

@@ -112,3 +112,17 @@ def test_zeros_that_go_on_are_one_run(tmp_path: Path, small: None) -> None:
     seen = followed(tmp_path, bytes(size), random.Random(1)).seen("pages-1.img")
     assert seen.zeros == (Extent(0, seen.until),)
     assert zeros.find(tmp_path / "pages-1.img", [Run(0, size, 0)], 2, seen) == [Extent(0, size)]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_nothing_is_known_of_a_file_that_is_not_what_was_seen(tmp_path: Path, small: None, replaced: bool) -> None:
+    """CRIU does neither; if something does, the zeros of before must not be taken for those of now."""
+    file, size = tmp_path / "pages-1.img", 4 * zeros.PART
+    ahead = followed(tmp_path, bytes(size), random.Random(1))
+    assert ahead.seen(file.name).until
+    if replaced:
+        (tmp_path / "other").write_bytes(os.urandom(size))
+        (tmp_path / "other").rename(file)
+    else:
+        os.truncate(file, zeros.PIECE)
+    assert ahead.seen(file.name) == zeros.NOT_SEEN
