@@ -199,9 +199,19 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
     with parts.of("lift"):
-        await asyncio.shield(looking)
-        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path, ahead))
+        known = await _looked(local, looking, ahead)
+        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path, known))
     return Dumped(held, await asyncio.shield(mapping), gpu, draft, lifted)
+
+
+async def _looked(local: LocalInstance, looking: "asyncio.Task[None]", ahead: Ahead) -> Ahead | None:
+    """None: all is looked at afterwards, and if it can't be read then, that is a failure."""
+    try:
+        await asyncio.shield(looking)
+    except OSError as error:
+        log.warning("not_looked_ahead", instance=local.instance, reason=str(error))
+        return None
+    return ahead
 
 
 def _free(directory: Path) -> int:

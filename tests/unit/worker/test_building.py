@@ -244,6 +244,8 @@ def dumping(draft: Path, monkeypatch: pytest.MonkeyPatch, dump: Callable[[], Any
         record=SimpleNamespace(skeleton_bytes=1),
         holder=SimpleNamespace(ask=ask, dump=dumps),
         unwatch=lambda _: None,
+        instance="inst_a",
+        directory=SimpleNamespace(path=draft.parent),
     )
     wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
 
@@ -317,3 +319,21 @@ async def test_a_disk_that_runs_full_while_the_bulk_is_lifted_is_not_the_images_
     assert said.value.code == "image_failed", "the engine is not there any more: that it was to stay changes nothing"
     assert bool(failed) is blamed
     assert list(disk.root.iterdir()) == []
+
+
+async def test_an_engine_is_not_given_up_for_what_could_not_be_looked_at_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(_: Ahead) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    known = list[Ahead | None]()
+
+    def lift(directory: Path, pid: int, work: Path, ahead: Ahead | None) -> Lifted:
+        known.append(ahead)
+        return Lifted(size=1)
+
+    monkeypatch.setattr(Ahead, "_follow", no_more)
+    monkeypatch.setattr(bulk, "lift", lift)
+    assert (await dumping(tmp_path, monkeypatch, lambda: None)).lifted.size == 1
+    assert known == [None], "all is looked at afterwards"
