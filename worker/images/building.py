@@ -8,10 +8,8 @@ import asyncio
 import errno
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Final
 
 import structlog
 from msgspec import Struct
@@ -24,6 +22,7 @@ from worker.failure import StepFailed
 from worker.holdermessages import Held
 from worker.images import bulk, facts
 from worker.images.ahead import Ahead
+from worker.images.beside import Beside, to_its_end
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import Fingerprint, MappedFile
 from worker.images.manifest import Manifest
@@ -44,8 +43,6 @@ ELSEWHERE: Final = frozenset(
     {"no_memory", "no_device_memory", "device_full", "device_silent", "unknown_set", "pool", "pool_away"}
 )
 """Failures of a build that say nothing of the image, nor of any that is built next: no room to prove it in, or no weights."""
-
-T = TypeVar("T")
 
 log = structlog.get_logger("images")
 
@@ -108,41 +105,6 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
     local.note(kept=whole.image, sought=True)
     log.info("image_parts_ms", instance=local.instance, image=image, whole=took_ms, **parts.rounded())
     return whole.size_bytes, ""
-
-
-class Beside:
-    """What a build does in threads meanwhile; none is at work any more at its end, however it ends.
-
-    A thread can't be stopped, and must not meet the next draft of this image: wait for a result through `asyncio.shield`, for
-    else a cancellation ends its task, and nobody sees that the thread goes on.
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts, self._tasks = parts, list[asyncio.Task[Any]]()
-
-    def begin(self, name: str, work: Callable[[], T], *, after: "asyncio.Task[Any] | None" = None) -> "asyncio.Task[T]":
-        """`after`: what must have ended well before."""
-        task = asyncio.create_task(self._done(name, work, after))
-        self._tasks.append(task)
-        return task
-
-    def join(self, name: str, work: Future[T]) -> "asyncio.Task[T]":
-        """What is at work already, in a thread that is not of the loop's."""
-        task = asyncio.create_task(self.parts.beside(name, asyncio.wrap_future(work)))
-        self._tasks.append(task)
-        return task
-
-    async def _done(self, name: str, work: Callable[[], T], after: "asyncio.Task[Any] | None") -> T:
-        if after is not None:
-            await asyncio.shield(after)
-        return await self.parts.beside(name, asyncio.to_thread(work))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """All of it, well or not: whoever needs the one or the other asks for its result."""
-        await ended(self._tasks)
 
 
 class Dumped(Struct, frozen=True):
@@ -232,28 +194,6 @@ async def _as_before(local: LocalInstance, gpu: str | None) -> None:
         await parked.rejoined(local, held, local.site.deadlines.attach)
     else:  # parked still
         await back_on_gpu(local)
-
-
-async def to_its_end(work: Callable[[], T]) -> T:
-    """In a thread. It can't be stopped, so whoever is cancelled, be it twice, waits for it: it must not meet the next draft of
-    this image, nor the end of its own."""
-    working = asyncio.create_task(asyncio.to_thread(work))
-    await ended([working])
-    return working.result()
-
-
-async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """All of them, well or not. Who is cancelled meanwhile, however often, waits on, and is told at the end."""
-    cancelled: asyncio.CancelledError | None = None
-    while left := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(left)  # which leaves them alone when it is cancelled; `gather` would cancel them
-        except asyncio.CancelledError as told:
-            cancelled = told
-    for task in tasks:
-        _ = task.cancelled() or task.exception()  # seen: nobody else may ask
-    if cancelled is not None:
-        raise cancelled
 
 
 async def _give_up(local: LocalInstance, image: str, wanted: Wanted, code: str, message: str) -> None:

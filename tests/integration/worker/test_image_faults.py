@@ -26,7 +26,7 @@ from worker import hostmemory, knownanswer, parked, processes
 from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
-from worker.images import budget, building, bulk, steps
+from worker.images import beside, budget, building, bulk, steps
 from worker.images.manifest import Manifest
 from worker.images.reading import Reading
 from worker.images.store import Store
@@ -326,19 +326,19 @@ async def test_a_failed_proof_waits_for_the_disk_before_its_draft_goes(
     plane: Plant, surgeon: Surgeon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, failed_already, go = threading.Event(), threading.Event(), threading.Event()
-    drafts, end = list[bool](), building.Beside.__aexit__
+    drafts, end = list[bool](), beside.Beside.__aexit__
 
     def slow(self: Store, image: str) -> None:
         begun.set()
         assert go.wait(60)
         drafts.append((self.root / f"{image}.draft").is_dir())
 
-    async def watched(self: building.Beside, *raised: object) -> None:
+    async def watched(self: beside.Beside, *raised: object) -> None:
         failed_already.set()
         await end(self, *raised)
 
     monkeypatch.setattr(Store, "sync", slow)
-    monkeypatch.setattr(building.Beside, "__aexit__", watched)
+    monkeypatch.setattr(beside.Beside, "__aexit__", watched)
     await plane.register("a")
     await plane.load("a")
     surgeon.do("restore", "exit 1")

@@ -18,6 +18,7 @@ from worker.failure import StepFailed
 from worker.holdermessages import Held
 from worker.images import building, bulk, facts
 from worker.images.ahead import Ahead
+from worker.images.beside import Beside
 from worker.images.bulk import Lifted
 from worker.images.manifest import Manifest
 from worker.images.store import Store
@@ -215,7 +216,7 @@ async def test_a_build_that_is_cancelled_while_it_is_published_leaves_a_whole_im
 async def test_what_follows_a_dump_takes_no_place_among_the_threads_of_all_others(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as few:
         asyncio.get_running_loop().set_default_executor(few)
-        async with building.Beside(Parts()) as beside:
+        async with Beside(Parts()) as beside:
             with Ahead(tmp_path) as ahead:
                 looking = beside.join("zeros", ahead.begin())
                 assert await asyncio.wait_for(asyncio.to_thread(lambda: "done meanwhile"), 30) == "done meanwhile"
@@ -250,7 +251,7 @@ def dumping(draft: Path, monkeypatch: pytest.MonkeyPatch, dump: Callable[[], Any
     wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
 
     async def dumped() -> building.Dumped:
-        async with building.Beside(Parts()) as beside:
+        async with Beside(Parts()) as beside:
             return await building._dumped(local, "img_a", wanted, beside)
 
     return dumped()

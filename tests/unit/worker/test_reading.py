@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from worker.images import bulk, facts, reading
 from worker.images import manifest as manifests
-from worker.images.building import to_its_end
+from worker.images.beside import to_its_end
 from worker.images.fingerprint import Fingerprint
 from worker.images.manifest import ImageBroken, Manifest
 from worker.images.reading import Reading
