@@ -41,8 +41,13 @@ def data_bytes(path: Path) -> int:
 
 
 def taken_bytes(directory: Path) -> int:
-    """Of the disk, by all files below a directory; what goes meanwhile takes none."""
-    return sum(_blocks(path) for path in directory.rglob("*"))
+    """Of the disk, by all files below a directory; what goes meanwhile takes none. Raises OSError."""
+    return sum(_blocks(Path(place, name)) for place, _, names in os.walk(directory, onerror=_gone) for name in names)
+
+
+def _gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _blocks(path: Path) -> int:

@@ -261,3 +261,28 @@ def test_what_an_image_has_been_through_is_not_worth_a_climb(tmp_path: Path, nam
     assert store.standing("img_a") == Standing()
     assert store.failed("img_a", "check_mismatch", "another answer", final=True).failed == "check_mismatch"
     assert whole(store) == "one"
+
+
+def test_what_goes_while_room_is_counted_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another build's draft, say: that is no failure of this one."""
+    store, scandir = Store(tmp_path), os.scandir
+    store.publish(drafted(store, "one"))
+
+    def going(place: Path) -> object:
+        if Path(place).name == "img_a":
+            monkeypatch.undo()
+            stores.shutil.rmtree(place)  # type: ignore[attr-defined]
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", going)
+    assert taken_bytes(store.root) == 0
+    assert not store.path("img_a").exists(), "it was listed, and then it was gone"
+
+
+def test_what_can_not_be_counted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bad(_: Path) -> object:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "scandir", bad)
+    with pytest.raises(OSError, match="Input/output error"):
+        taken_bytes(tmp_path)
