@@ -1,5 +1,6 @@
 """Zeros of an engine's memory, with a real CRIU: they leave the disk, and what comes back has them where they were."""
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -21,7 +22,9 @@ from worker.filedigest import taken_bytes
 from worker.holderlink import HolderLink
 from worker.holdermessages import Held
 from worker.images import bulk, criu, refill, zeros
+from worker.images.ahead import Ahead
 from worker.images.manifest import ImageBroken, Manifest
+from worker.images.pages import Pages
 
 PAGE = 4096
 pytestmark = pytest.mark.timeout(180)
@@ -96,6 +99,39 @@ async def test_memory_comes_back_to_the_byte_with_zeros_that_are_nowhere_in_the_
         write_and_look(held.engine.pid, sorted(pages))
         await link.kill(0)
         await link.leave()
+
+
+async def test_what_was_looked_at_while_criu_wrote_comes_back_to_the_byte(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeros, "PIECE", 4 * zeros.LEAST_BYTES)
+    monkeypatch.setattr(zeros, "PART", 8 * zeros.LEAST_BYTES)
+    link, held = await bench.parked(64 * MIB, 4, 0.3)
+    assert held.engine is not None
+    was, image = memory(held.engine.pid), bench.work / "followed"
+    image.mkdir()
+    with Ahead(image) as ahead:
+        looking = asyncio.wrap_future(ahead.begin())
+        await link.dump(bench.criu, image, deadline_s=60)
+        async with asyncio.timeout(60):
+            while not (seen := {path.name: ahead.seen(path.name) for path in image.glob("pages-*.img")}) or not all(
+                one.until + zeros.PART + zeros.PIECE > (image / name).stat().st_size for name, one in seen.items()
+            ):
+                await asyncio.sleep(0.01)
+    await looking
+    own = ahead.seen(Pages.read(image / f"pagemap-{held.inner_pid}.img").bytes_in.name)
+    lifted = bulk.lift(image, held.inner_pid, bench.work, ahead)
+    assert sum(one.size for one in lifted.zeros if one.end <= own.until) > 8 * MIB, "most were seen meanwhile"
+    bulk.hollow(image, held.inner_pid, lifted)
+    await link.leave()
+    _, link, _ = await bench.room()
+    back = await link.restore(bench.criu, image, pid=held.inner_pid, place=held.park_in, deadline_s=60, parked=True)
+    assert back.engine is not None
+    now = memory(back.engine.pid)
+    assert len(now) >= len(was)
+    assert sum(now.get(page) != number for page, number in was.items()) < FEW
+    await link.kill(0)
+    await link.leave()
 
 
 def write_and_look(pid: int, pages: list[int]) -> None:
