@@ -54,11 +54,15 @@ class HostSide:
             await self._lane.submit(Turn.SPARE, functools.partial(slab.pin, self._lane.gpu))
 
     async def unpin(self, slab: Slab | None) -> None:
-        """Unpin and unmap, whenever nobody waits for a device."""
-        if slab is not None:
-            assert self._lane is not None
+        """Unpin and unmap, whenever nobody waits for a device. What the driver refuses to unpin stays until the daemon ends."""
+        if slab is None:
+            return
+        assert self._lane is not None
+        try:
             while not await self._lane.submit(Turn.SPARE, functools.partial(slab.give_up, self._lane.gpu)):
                 pass
+        except OSError as error:  # whoever gives up a set, or a spare, has more to give up
+            log.error("not_unpinned", extra={"bytes": slab.size, "why": str(error)})
 
     def brought(self, weight_set: str, there: dict[int, Slab]) -> None:
         """A new set, some of whose segments are mapped already."""

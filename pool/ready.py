@@ -23,7 +23,7 @@ from pool.huge import allocate
 from pool.manifest import Manifest, segment_name
 from pool.placement import RESERVE_BYTES
 from pool.slabs import Slab
-from pool.spares import Make, Shed, Spare, least_wanted, matched, next_step
+from pool.spares import Make, Shed, Spare, adopted, least_wanted, matched, next_step
 from pool.way import Way
 
 CHUNK_BYTES = 8 << 20
@@ -67,7 +67,8 @@ class Ready:
     def start(self, wanted: Sequence[int]) -> None:
         """Take over what an earlier daemon had ready. wanted: sizes that are likely to be asked for."""
         if (self._arena.root / READY).is_dir():
-            self._spares = [spare for path in sorted((self._arena.root / READY).iterdir()) if (spare := self._adopted(path))]
+            left = sorted((self._arena.root / READY).iterdir())
+            self._spares = [spare for path in left if (spare := adopted(path, self._arena.nodes))]
         self._wanted = tuple(wanted)
         self._task = asyncio.create_task(self._run(), name="make memory ready")
         self._changed.set()
@@ -93,14 +94,18 @@ class Ready:
         found = matched(self._spares, sizes, planned)
         for spare in found.values():
             self._spares.remove(spare)
-        anywhere = None in planned or not planned
-        near = {*planned, None}
-        for far in [one for one in self._spares if not anywhere and one.size in sizes and one.node not in near]:
-            await self._shed(far)  # it would count as what is wanted, and be refused each time
-        fresh = Counter[int | None]()
-        for number in set(range(len(sizes))).difference(found):
-            fresh[planned[number] if planned else None] += sizes[number]
-        await self._make_way(fresh, free_bytes)
+        try:
+            anywhere = None in planned or not planned
+            near = {*planned, None}
+            for far in [one for one in self._spares if not anywhere and one.size in sizes and one.node not in near]:
+                await self._shed(far)  # it would count as what is wanted, and be refused each time
+            fresh = Counter[int | None]()
+            for number in set(range(len(sizes))).difference(found):
+                fresh[planned[number] if planned else None] += sizes[number]
+            await self._make_way(fresh, free_bytes)
+        except BaseException:
+            self._spares += found.values()  # else nobody would know of them
+            raise
         self._changed.set()
         return found
 
@@ -121,34 +126,46 @@ class Ready:
                 await self._shed(largest)
 
     async def take_back(self, draft: Draft) -> None:
-        """The draft comes to nothing: its memory does not."""
+        """The draft comes to nothing: its memory does not, but for what is sealed or can't be moved, which goes with it."""
+        going = list[Slab | None]()
         for number, spare in draft.spares.items():
-            if spare.path.parent == draft.path and draft.fds[number] < 0:  # sealed, and not published
-                await self._devices.host.unpin(spare.slab)
+            if spare.path.parent == draft.path and (draft.fds[number] < 0 or not self._moved(spare)):
+                going.append(spare.slab)  # its descriptor is the draft's still, if there is one
                 continue
             draft.fds[number] = -1
-            if spare.path.parent == draft.path:
-                spare.path = spare.path.rename(self._path())
-                spare.dirty = True
             self._spares.append(spare)
         draft.spares = {}
         self._changed.set()
+        for slab in going:
+            await self._devices.host.unpin(slab)
 
     async def recycle(self, grave: Path, of: Manifest, slabs: dict[int, Slab]) -> None:
         """A set has left: keep of its memory what there is room for; the rest is unpinned and goes with the grave."""
         for number, size in enumerate(of.segments):
-            slab = slabs.get(number)
-            if self.size_bytes + size <= self._allowed() and (slab is not None or not self._devices):
-                path = (grave / segment_name(number)).rename(self._path())
-                os.chmod(path, 0o600)
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                node = of.nodes[number] if of.nodes else None
-                self._spares.append(Spare(path, fd, size, dirty=True, slab=slab, node=node))
+            node = of.nodes[number] if of.nodes else None
+            spare = Spare(grave / segment_name(number), -1, size, dirty=True, slab=slabs.get(number), node=node)
+            if (spare.slab is not None or not self._devices) and self._fits(size) and self._moved(spare):
+                self._spares.append(spare)
             else:
-                await self._devices.host.unpin(slab)
+                await self._devices.host.unpin(spare.slab)
         if not self._wanted:
             self._wanted = of.segments
         self._changed.set()
+
+    def _fits(self, size: int) -> bool:
+        try:
+            return self.size_bytes + size <= self._allowed()
+        except OSError:  # nobody can look how much the host has
+            return False
+
+    def _moved(self, spare: Spare) -> bool:
+        """To what lies ready; False: it can't be had, and all is as it was. It is opened if it is not."""
+        try:
+            spare.lie_ready(self._path())
+        except OSError as error:
+            log.warning("not_kept", extra={"bytes": spare.size, "why": str(error)})
+            return False
+        return True
 
     # ---- in spare time --------------------------------------------------------------------------------------
 
@@ -170,7 +187,7 @@ class Ready:
     async def _step(self) -> bool:
         """One piece of work; False: nothing is left to do."""
         await self._way.clear()
-        if (unpinned := next((one for one in self._spares if self._devices and _to_pin(one)), None)) is not None:
+        if (unpinned := next((one for one in self._spares if self._devices and one.to_pin), None)) is not None:
             if unpinned.slab is None:
                 unpinned.slab = Slab.over(unpinned.fd, unpinned.size)
             await self._devices.host.pin(unpinned.slab)
@@ -187,10 +204,10 @@ class Ready:
     async def _make(self, size: int) -> None:
         path = self._path()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._arena.nodes.prefer(fd, size, self._node_for(size))
         loop = asyncio.get_running_loop()
         chunk: asyncio.Future[Any] | None = None
         try:
+            self._arena.nodes.prefer(fd, size, self._node_for(size))
             for at in range(0, size, CHUNK_BYTES):
                 await self._way.clear()
                 begun = time.monotonic()
@@ -217,28 +234,16 @@ class Ready:
         if spare not in self._spares:  # somebody has claimed it since it was chosen
             return
         self._spares.remove(spare)
-        await self._devices.host.unpin(spare.slab)
-        os.close(spare.fd)
-        await asyncio.to_thread(spare.path.unlink)
-
-    def _adopted(self, path: Path) -> Spare | None:
-        """A file that was wholly given by the host; anything else goes."""
-        state = path.stat()
-        if not state.st_size or state.st_blocks * 512 < state.st_size:
-            path.unlink()
-            return None
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        found = self._arena.nodes.found([fd], [state.st_size])
-        return Spare(path, fd, state.st_size, dirty=True, node=found[0] if found else None)
+        try:
+            await self._devices.host.unpin(spare.slab)
+        finally:  # it is in no books any more
+            os.close(spare.fd)
+            await asyncio.to_thread(spare.path.unlink)
 
     def _path(self) -> Path:
         directory = self._arena.root / READY
         directory.mkdir(mode=0o700, exist_ok=True)
         return directory / secrets.token_hex(8)
-
-
-def _to_pin(spare: Spare) -> bool:
-    return spare.slab is None or spare.slab.to_pin
 
 
 def _yield_to_others() -> None:

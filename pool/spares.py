@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pool.huge import allocate
+from pool.nodes import Nodes
 from pool.slabs import Slab
 
 
@@ -25,6 +26,10 @@ class Spare:
     node: int | None = None
     """Memory node that it lies on, where there are several."""
 
+    @property
+    def to_pin(self) -> bool:
+        return self.slab is None or self.slab.to_pin
+
     def become(self, path: Path, size: int) -> None:
         """The segment of a set, of this size. Raises OSError: then it is as large as it was."""
         try:
@@ -38,6 +43,20 @@ class Spare:
             os.ftruncate(self.fd, self.size)  # where it shall lie was said of the longer one already
             raise
         self.size = size
+
+    def lie_ready(self, path: Path) -> None:
+        """No set's any more: there, and open, with that set's bytes in it. Raises OSError: then it is as it was."""
+        fd = self.fd
+        if fd < 0:  # sealed
+            os.chmod(self.path, 0o600)
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.path = self.path.rename(path)
+        except OSError:
+            if fd != self.fd:
+                os.close(fd)
+            raise
+        self.fd, self.dirty = fd, True
 
 
 class Make(msgspec.Struct, frozen=True):
@@ -74,6 +93,17 @@ def least_wanted(have: Sequence[Spare], size: int, wanted: Sequence[int], nodes:
     sized = [spare for spare in have if spare.size == size]
     there = Counter(spare.node for spare in sized)
     return max(sized, key=lambda spare: there[spare.node] - planned[spare.node] if planned else 0)
+
+
+def adopted(path: Path, nodes: Nodes) -> Spare | None:
+    """A file that was wholly given by the host; anything else goes."""
+    state = path.stat()
+    if not state.st_size or state.st_blocks * 512 < state.st_size:
+        path.unlink()
+        return None
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    found = nodes.found([fd], [state.st_size])
+    return Spare(path, fd, state.st_size, dirty=True, node=found[0] if found else None)
 
 
 def matched(have: Sequence[Spare], sizes: Sequence[int], nodes: Sequence[int | None] = ()) -> dict[int, Spare]:

@@ -120,8 +120,10 @@ class Stagings:
         """However it ended: what has not become a set is undone. Twice is fine."""
         self.drafts.discard(draft)
         if draft.path.exists():
-            await self.ready.take_back(draft)
-            await asyncio.to_thread(draft.discard)
+            try:
+                await self.ready.take_back(draft)
+            finally:
+                await asyncio.to_thread(draft.discard)
 
     def missing(self) -> int:
         """Promised to other stagings and not yet taken from the host."""

@@ -84,3 +84,22 @@ async def test_what_is_found_in_files_that_are_gone_is_not_held_against_those_th
     await server.checks.all([manifest])
     assert not server.residency.find(name).bad
     server.checks.close()
+
+
+async def test_a_draft_whose_memory_can_not_be_taken_back_is_closed_and_removed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / "root").mkdir()
+    server = Server(Arena(root), Residency(64 * MIB))
+    draft = await server.stagings.begin((MIB,), ())
+    draft.allocate(0)
+
+    async def cut_short(_draft: Draft) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(server.ready, "take_back", cut_short)
+    with pytest.raises(asyncio.CancelledError):
+        await server.stagings.end(draft)
+    assert draft.fds == [-1]
+    assert not draft.path.exists()
+    await server.close()
