@@ -55,8 +55,8 @@ class Supervisor:
             try:
                 if not await self.children[name].stop():
                     log.warning("child_killed", child=name)
-            except TimeoutError as error:  # it hangs in the kernel: the others have to end all the same
-                log.error("child_not_ended", child=name, error=str(error))
+            except Exception as error:  # it hangs in the kernel, or no descriptor is left: the others have to end all the same
+                log.error("child_not_ended", child=name, error=repr(error))
         if names is None and self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)

@@ -55,15 +55,18 @@ async def test_a_child_that_is_killed_comes_back(supervisor: Supervisor) -> None
     assert [(s.name, s.pid) for s in read_states(supervisor.data)] == [("a", pid_of(supervisor, "a"))]
 
 
+@pytest.mark.parametrize(
+    "fault", [TimeoutError("process 1 is alive 5 s after SIGKILL"), OSError(errno.EMFILE, "too many open files")]
+)
 async def test_one_child_that_cannot_be_ended_leaves_none_of_the_others_running(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     first, last = (supervisor.add(ChildSpec(name=name, argv=SLEEPER)) for name in ("a", "b"))
     assert await first.ready(30)
     assert await last.ready(30)
 
     async def hang() -> bool:
-        raise TimeoutError("process 1 is alive 5 s after SIGKILL")
+        raise fault
 
     with monkeypatch.context() as patch:
         patch.setattr(last, "stop", hang)
