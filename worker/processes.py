@@ -57,11 +57,14 @@ def _open(process: Process) -> int | None:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    known = identify(process.pid)
-    if known is None or (known.started, known.boot) != (process.started, process.boot):
-        os.close(descriptor)
-        return None
-    return descriptor
+    same = False
+    try:
+        known = identify(process.pid)
+        same = known is not None and (known.started, known.boot) == (process.started, process.boot)
+    finally:  # also where no other descriptor is left to look with: this one would be missing for ever
+        if not same:
+            os.close(descriptor)
+    return descriptor if same else None
 
 
 def send(process: Process, number: signal.Signals) -> bool:
