@@ -59,4 +59,9 @@ class Shown:
 
 def ending(code: int) -> str:
     """How a process ended, by its exit code (negative: the signal), as `status` says it."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"killed by signal {-code}"

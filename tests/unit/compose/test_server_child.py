@@ -59,9 +59,10 @@ async def test_why_it_was_killed_is_shown_until_it_ends_again_however_often_its_
     assert child.state.last_exit == why
     refused = f"{why}; can't be started again: The disk is full. Make room."
     assert shown == [("ready", ""), ("waiting", why), ("waiting", refused), ("waiting", refused), ("ready", why)]
-    server.ends.put_nowait(3)
-    await until(child, "ready", 4)
-    assert child.state.last_exit == "exit code 3"
+    for restarts, (code, shown_as) in enumerate(((3, "exit code 3"), (-40, "killed by signal 40")), 4):
+        server.ends.put_nowait(code)
+        await until(child, "ready", restarts)
+        assert child.state.last_exit == shown_as
     await child.stop()
 
 
