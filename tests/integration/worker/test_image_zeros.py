@@ -122,6 +122,8 @@ async def test_what_was_looked_at_while_criu_wrote_comes_back_to_the_byte(
     own = ahead.seen(Pages.read(image / f"pagemap-{held.inner_pid}.img").bytes_in.name)
     lifted = bulk.lift(image, held.inner_pid, bench.work, ahead)
     assert sum(one.size for one in lifted.zeros if one.end <= own.until) > 8 * MIB, "most were seen meanwhile"
+    written = (image / f"bulk-{held.inner_pid}.img").read_bytes()
+    assert all(written[one.offset : one.end] == bytes(one.size) for one in lifted.zeros), "to the byte, of what CRIU wrote"
     bulk.hollow(image, held.inner_pid, lifted)
     await link.leave()
     _, link, _ = await bench.room()
