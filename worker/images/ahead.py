@@ -1,7 +1,8 @@
 """Zeros are looked for while CRIU still writes: one thread that follows it through its files of pages.
 
 CRIU appends to them, one page after the other, with one thread, which takes longer than to look. So when a dump is over nearly
-all of it has been looked at. Nothing is written, and no disk is asked: all is in the page cache.
+all of it has been looked at, or a part where others keep all processors busy; `lift` looks at the rest. Nothing is written, and
+no disk is asked: all is in the page cache.
 """
 
 import contextlib
