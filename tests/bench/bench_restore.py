@@ -1,5 +1,5 @@
 """What bringing a large process back takes: `python -m tests.bench.bench_restore [--bytes N] [--zeros F] [--cycles 5]
-[--dumps N] [--json FILE]`.
+[--json FILE]`.
 
 A fake engine of an engine's size (`heavy.py`) goes to disk once, as a holder does it, and comes back several ways by turns: by
 CRIU alone, with its bulk filled in by several threads, and so with its zeros nowhere in the image. Beside each: the same bytes
@@ -28,7 +28,6 @@ from worker.filedigest import digest, taken_bytes
 from worker.holderlink import HolderLink
 from worker.holdermessages import Held
 from worker.images import bulk, criu, records, zeros
-from worker.images.ahead import Ahead
 from worker.images.pages import Pages, Run
 from worker.instancedir import InstanceDir
 from worker.sources.fakes import fake_source
@@ -72,24 +71,6 @@ class Bench:
                 await asyncio.sleep(0.05)
         await link.park(deadline_s=LIMIT_S)
         return link, held
-
-    async def dumped(self, size: int, threads: int, nothing: float, *, followed: bool) -> dict[str, Any]:
-        """A dump, left alone or looked at while it is written; and what there is to do after it."""
-        link, held = await self.parked(size, threads, nothing)
-        image = self.work / "dumped"
-        with Ahead(image) as ahead:
-            following = asyncio.wrap_future(ahead.begin()) if followed else None
-            begun = time.monotonic()
-            await link.dump(self.criu, image, deadline_s=LIMIT_S)
-            row: dict[str, Any] = {"dump_ms": ms(begun)}
-        begun = time.monotonic()
-        if following is not None:
-            await following
-        lifted = bulk.lift(image, held.inner_pid, self.work, ahead)
-        row |= {"lift_ms": ms(begun), "bulk_bytes": lifted.size, "zero_bytes": sum(one.size for one in lifted.zeros)}
-        await link.leave()
-        shutil.rmtree(image)
-        return row
 
     async def save(self, size: int, threads: int, nothing: float) -> dict[str, Any]:
         """The same dump three times: as CRIU wrote it, with its bulk taken out, and so with its zeros taken off the disk."""
@@ -178,13 +159,15 @@ def memory(pid: int) -> dict[int, int]:
     return found
 
 
-def finding(image: Path, pid: int) -> dict[str, float]:
-    """Looking for zeros in what CRIU has written, beside other things that are done with the same bytes, by as many threads."""
+def finding(image: Path, pid: int) -> dict[str, Any]:
+    """Looking for zeros in what CRIU has written, by so many threads, beside other things that are done with the same."""
     pages = Pages.read(image / f"pagemap-{pid}.img")
-    threads, row = criu.filling_threads(len(os.sched_getaffinity(0))), {"bytes": pages.size, "cat_ms": cat_ms(image)}
+    row: dict[str, Any] = {"bytes": pages.size, "cat_ms": cat_ms(image), "find_ms": {}}
+    for threads in (1, 2, zeros.THREADS, 16):
+        begun = time.monotonic()
+        zeros.find(pages.bytes_in, [Run(0, pages.size, 0)], threads)
+        row["find_ms"][threads] = ms(begun)
     begun = time.monotonic()
-    zeros.find(pages.bytes_in, [Run(0, pages.size, 0)], threads)
-    row["find_ms"], begun = ms(begun), time.monotonic()
     digest(pages.bytes_in)
     row["blake3_ms"] = ms(begun)
     return row
@@ -220,10 +203,6 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         rows: dict[str, Any] = {"save": await bench.save(options.bytes, options.threads, options.zeros)}
         print(json.dumps(rows["save"]), flush=True)
-        for name, followed in (("dump alone", False), ("dump followed", True)) * options.dumps:
-            row = await bench.dumped(options.bytes, options.threads, options.zeros, followed=followed)
-            rows.setdefault(name, []).append(row)
-            print(name, json.dumps(row), flush=True)
         ways: dict[str, tuple[str, dict[str, str]]] = {
             "criu alone": ("whole", {}), "bulk by threads": ("lifted", {}), "without zeros": ("hollow", {}),
         }  # fmt: skip
@@ -258,7 +237,6 @@ def main() -> None:
     parser.add_argument("--zeros", type=float, default=0.49, help="part of it that is pages of zeros; an 8B engine's was 0.49")
     parser.add_argument("--threads", type=int, default=100)
     parser.add_argument("--cycles", type=int, default=5)
-    parser.add_argument("--dumps", type=int, default=0, help="so many times each, by turns: alone, and looked at meanwhile")
     parser.add_argument("--criu", default="")
     parser.add_argument("--work")
     parser.add_argument("--json")

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 from worker.parts import Parts
@@ -22,12 +21,6 @@ class Beside:
     def begin(self, name: str, work: Callable[[], T], *, after: "asyncio.Task[Any] | None" = None) -> "asyncio.Task[T]":
         """`after`: what must have ended well before."""
         task = asyncio.create_task(self._done(name, work, after))
-        self._tasks.append(task)
-        return task
-
-    def join(self, name: str, work: Future[T]) -> "asyncio.Task[T]":
-        """What is at work already, in a thread that is not of the loop's."""
-        task = asyncio.create_task(self.parts.beside(name, asyncio.wrap_future(work)))
         self._tasks.append(task)
         return task
 

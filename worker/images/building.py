@@ -21,7 +21,6 @@ from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
 from worker.images import bulk, facts
-from worker.images.ahead import Ahead
 from worker.images.beside import Beside, to_its_end
 from worker.images.budget import NoRoom
 from worker.images.fingerprint import Fingerprint, MappedFile
@@ -148,8 +147,7 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     local.unwatch("engine")  # its end is meant
     deadline_s = local.site.deadlines.build * OUR_SHARE / 2
     try:
-        with parts.of("dump"), Ahead(draft) as ahead:
-            looking = beside.join("zeros", ahead.begin())
+        with parts.of("dump"):
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = _free(draft)
@@ -161,19 +159,8 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             raise StepFailed("no_space", f"{message}; {failure.message}") from failure
         raise
     with parts.of("lift"):
-        known = await _looked(local, looking, ahead)
-        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path, known))
+        lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
     return Dumped(held, await asyncio.shield(mapping), gpu, draft, lifted)
-
-
-async def _looked(local: LocalInstance, looking: "asyncio.Task[None]", ahead: Ahead) -> Ahead | None:
-    """None: all is looked at afterwards, and if it can't be read then, that is a failure."""
-    try:
-        await asyncio.shield(looking)
-    except OSError as error:
-        log.warning("not_looked_ahead", instance=local.instance, reason=str(error))
-        return None
-    return ahead
 
 
 def _free(directory: Path) -> int:

@@ -17,8 +17,6 @@ import structlog
 from msgspec import Struct
 
 from worker.images import records, refill, zeros
-from worker.images.ahead import Ahead
-from worker.images.criu import filling_threads
 from worker.images.holes import Extent, punch
 from worker.images.pages import PAGE, Pages, Run, copied
 from worker.images.records import RecordsUnknown
@@ -71,10 +69,9 @@ class _Lift(Struct, frozen=True):
     """Of areas."""
     bulk: list[Run]
 
-    def carry_out(self, directory: Path, pid: int, ahead: Ahead | None) -> Lifted:
+    def carry_out(self, directory: Path, pid: int) -> Lifted:
         """Raises OSError: the dump is neither the one nor the other then, and good for nothing."""
         store = directory / f"bulk-{pid}.img"
-        seen = ahead.seen(self.own.bytes_in.name) if ahead else zeros.NOT_SEEN
         self.own.bytes_in.rename(store)
         self.own.keep(self.kept, store)
         with store.open("ab") as target:
@@ -85,14 +82,14 @@ class _Lift(Struct, frozen=True):
                     copied(source, 0, pages.size, target)
                 pages.keep([Run(pages.runs[0].start, PAGE, 0)], whole)  # a list of no page at all would be new to CRIU
                 whole.unlink()
-        holes = zeros.find(store, self.bulk, filling_threads(len(os.sched_getaffinity(0))), seen)
+        holes = zeros.find(store, self.bulk)
         (directory / f"bulk-{pid}.map").write_bytes(table(*zeros.apart(self.bulk, holes)))
         kept = tuple(Extent(run.offset, run.size) for run in self.kept)
         return Lifted(sum(run.size for run in self.bulk), kept, tuple(holes))
 
 
-def lift(directory: Path, pid: int, work: Path, ahead: Ahead | None = None) -> Lifted:
-    """Take the bulk of process `pid` out of a fresh dump. `ahead`: what was seen of it while it was written. Raises OSError.
+def lift(directory: Path, pid: int, work: Path) -> Lifted:
+    """Take the bulk of process `pid` out of a fresh dump. Raises OSError.
 
     It is left where a refill would not work (a script in `work`, an instance's directory, must run), and where it is not as
     expected: CRIU restores it as ever.
@@ -104,7 +101,7 @@ def lift(directory: Path, pid: int, work: Path, ahead: Ahead | None = None) -> L
     except (RecordsUnknown, FileNotFoundError, KeyError, ValueError) as unknown:
         log.warning("image_left_whole", directory=str(directory), reason=repr(unknown))
         return Lifted()
-    return Lifted() if planned is None else planned.carry_out(directory, pid, ahead)
+    return Lifted() if planned is None else planned.carry_out(directory, pid)
 
 
 def hollow(directory: Path, pid: int, lifted: Lifted) -> int:

@@ -15,14 +15,14 @@ from blake3 import blake3
 import pool
 import worker.engines
 from worker import gpus
-from worker.images import ahead, bulk, holes, pages, records, refill, zeros
+from worker.images import bulk, holes, pages, records, refill, zeros
 from worker.images.criu import Criu
 from worker.images.fingerprint import Fingerprint, MappedFile
 
 LIBRARIES: Final = {
     "transformers": ("transformers", "numpy"), "fake": ("numpy",), "vllm": ("vllm", "triton", "cuda-bindings", "numpy"),
 }  # fmt: skip
-LAYING_OUT: Final = (ahead, bulk, holes, pages, records, refill, zeros)
+LAYING_OUT: Final = (bulk, holes, pages, records, refill, zeros)
 ON_GPU: Final = frozenset({"vllm"})
 _NOTE_LIMIT: Final = 64 * 1024
 """The note with the build-id stands near the beginning of a library."""

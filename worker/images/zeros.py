@@ -1,7 +1,6 @@
 """Pages of zeros in an image: nearly half of one of an engine that was taken off its GPU. They need not be on the disk.
 
-They are looked for in the page cache: while CRIU writes (`ahead.py`), and what is left then, by as many threads as fill memory
-later.
+They are looked for in the page cache, right after the dump.
 """
 
 import ctypes
@@ -12,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
-
-from msgspec import Struct
 
 from worker.images.holes import Extent
 from worker.images.pages import PAGE, Run
@@ -26,31 +23,21 @@ PIECE: Final = 2 << 20
 """Read at a time: it should still be in the processor's cache when it is looked at."""
 PART: Final = 16 * PIECE
 """Of one thread at a time."""
+THREADS: Final = 4
+"""More wait for one another's turn at the interpreter, between two pieces."""
 _NOTHING: Final = bytes(PIECE)
 _BLOCK: Final = bytes(BLOCK)
 _PAGE: Final = bytes(PAGE)
 
 
-class Seen(Struct, frozen=True):
-    """What is known of the beginning of a file: all zeros up to there that may be worth it."""
-
-    until: int = 0
-    zeros: tuple[Extent, ...] = ()
-
-
-NOT_SEEN: Final = Seen()
-
-
-def find(path: Path, runs: Iterable[Run], threads: int, seen: Seen = NOT_SEEN) -> list[Extent]:
+def find(path: Path, runs: Iterable[Run], threads: int = THREADS) -> list[Extent]:
     """Where in the file, in the places of `runs` (in its order), are zeros that are worth it. Raises OSError."""
-    places = list(_extents(runs))
-    starts = ((max(place.offset, seen.until), place.end) for place in places)
-    parts = [Extent(at, min(PART, end - at)) for start, end in starts for at in range(start, end, PART)]
+    parts = [Extent(at, min(PART, one.end - at)) for one in _extents(runs) for at in range(one.offset, one.end, PART)]
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(threads, "zeros") as pool:
-            rest = pool.map(lambda part: list(in_part(descriptor, path, part)), parts)
-            return [hole for hole in joined(itertools.chain(_inside(seen.zeros, places), *rest)) if hole.size >= LEAST_BYTES]
+            seen = pool.map(lambda part: list(_in_part(descriptor, path, part)), parts)
+            return [hole for hole in _joined(itertools.chain.from_iterable(seen)) if hole.size >= LEAST_BYTES]
     finally:
         os.close(descriptor)
 
@@ -74,38 +61,22 @@ def apart(runs: Iterable[Run], holes: list[Extent]) -> tuple[list[Run], list[Run
 
 def _extents(runs: Iterable[Run]) -> Iterator[Extent]:
     """Runs that follow one another in the file, as one."""
-    return joined(Extent(run.offset, run.size) for run in runs)
+    return _joined(Extent(run.offset, run.size) for run in runs)
 
 
-def _inside(extents: Iterable[Extent], places: list[Extent]) -> Iterator[Extent]:
-    """What of them lies in `places`. All is in the file's order."""
-    at = 0
-    for one in extents:
-        while at < len(places) and places[at].end <= one.offset:
-            at += 1
-        nth = at
-        while nth < len(places) and places[nth].offset < one.end:
-            start, end = max(one.offset, places[nth].offset), min(one.end, places[nth].end)
-            yield Extent(start, end - start)
-            nth += 1
-
-
-def joined(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Those that follow one another, as one."""
+def _joined(extents: Iterable[Extent]) -> Iterator[Extent]:
     last = Extent(0, 0)
     for one in extents:
         if last.end == one.offset:
             last = Extent(last.offset, last.size + one.size)
         else:
-            if last.size:
-                yield last
+            yield last
             last = one
-    if last.size:
-        yield last
+    yield last
 
 
-def in_part(descriptor: int, path: Path, part: Extent) -> Iterator[Extent]:
-    """With those at the ends of pieces, however small: they may go on in the next one. Raises OSError."""
+def _in_part(descriptor: int, path: Path, part: Extent) -> Iterator[Extent]:
+    """With those at the ends of pieces, however small: they may go on in the next one."""
     room = bytearray(PIECE)
     view, address = memoryview(room), ctypes.addressof(ctypes.c_char.from_buffer(room))
     same = ctypes.CDLL(None).memcmp

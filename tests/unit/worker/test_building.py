@@ -5,7 +5,6 @@ import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from tests.unit.worker.test_image_store import MADE, drafted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
 from worker.images import building, bulk, facts
-from worker.images.ahead import Ahead
 from worker.images.beside import Beside
 from worker.images.bulk import Lifted
 from worker.images.manifest import Manifest
@@ -213,17 +211,6 @@ async def test_a_build_that_is_cancelled_while_it_is_published_leaves_a_whole_im
     disk.verify(disk.read(image))
 
 
-async def test_what_follows_a_dump_takes_no_place_among_the_threads_of_all_others(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as few:
-        asyncio.get_running_loop().set_default_executor(few)
-        async with Beside(Parts()) as beside:
-            with Ahead(tmp_path) as ahead:
-                looking = beside.join("zeros", ahead.begin())
-                assert await asyncio.wait_for(asyncio.to_thread(lambda: "done meanwhile"), 30) == "done meanwhile"
-                assert not looking.done()
-            await asyncio.wait_for(looking, 30)
-
-
 def dumping(draft: Path, monkeypatch: pytest.MonkeyPatch, dump: Callable[[], Any]) -> Coroutine[Any, Any, building.Dumped]:
     """A dump by a holder that is played; `dump` is what CRIU does."""
     held: Any = SimpleNamespace(engine=SimpleNamespace(pid=os.getpid()), exit=None, inner_pid=1001, park_in="/")
@@ -320,21 +307,3 @@ async def test_a_disk_that_runs_full_while_the_bulk_is_lifted_is_not_the_images_
     assert said.value.code == "image_failed", "the engine is not there any more: that it was to stay changes nothing"
     assert bool(failed) is blamed
     assert list(disk.root.iterdir()) == []
-
-
-async def test_an_engine_is_not_given_up_for_what_could_not_be_looked_at_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_more(_: Ahead) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    known = list[Ahead | None]()
-
-    def lift(directory: Path, pid: int, work: Path, ahead: Ahead | None) -> Lifted:
-        known.append(ahead)
-        return Lifted(size=1)
-
-    monkeypatch.setattr(Ahead, "_follow", no_more)
-    monkeypatch.setattr(bulk, "lift", lift)
-    assert (await dumping(tmp_path, monkeypatch, lambda: None)).lifted.size == 1
-    assert known == [None], "all is looked at afterwards"
