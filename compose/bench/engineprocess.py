@@ -24,7 +24,7 @@ from worker.engines.messages import (
     Submit,
     Tokens,
 )
-from worker.engines.wire import Frames, decoder, receive, send
+from worker.engines.wire import Frames, decoder, pack, receive, send
 
 START_S: Final = 300.0
 ANSWER_S: Final = 180.0
@@ -124,8 +124,10 @@ class EngineProcess:
         names = [f"request-{self._number + nth}" for nth in range(len(prompts))]
         self._number += len(prompts)
         sampling = Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
-        for name, prompt in zip(names, prompts, strict=True):
-            send(self._tokens, Submit(request=name, prompt=prompt, sampling=sampling))
+        # In one go: of small messages a socket with a deadline takes some forty until its other end has read them, and an
+        # engine reads once a step.
+        submits = (Submit(request=name, prompt=prompt, sampling=sampling) for name, prompt in zip(names, prompts, strict=True))
+        self._tokens.sendall(b"".join(map(pack, submits)))
         ids: dict[str, list[int]] = {name: [] for name in names}
         first: dict[str, float] = {}
         ended: dict[str, float] = {}
