@@ -68,6 +68,17 @@ def map_at(address: int, size: int, handle: Any, *rights: Any) -> None:
         raise
 
 
+def stacks(size_bytes: int) -> int:
+    """Have the current context's stacks at `size_bytes` a thread of the GPU, and return what they were at. Raises CudaError.
+
+    Device memory for all threads that could run at once; nothing may run.
+    """
+    limit = driver.CUlimit.CU_LIMIT_STACK_SIZE
+    before = int(checked("cuCtxGetLimit", driver.cuCtxGetLimit(limit)))
+    checked("cuCtxSetLimit", driver.cuCtxSetLimit(limit, size_bytes))
+    return before
+
+
 def uuid_text(raw: bytes) -> str:
     """As NVML writes it."""
     text = raw.hex()

@@ -28,6 +28,9 @@ class VllmEngine(Requests):
     `artefacts`: where what this start compiles is kept for the next; None: where vLLM would.
     """
 
+    _stack_bytes = 0
+    """Of the GPU's stacks, a thread: what they were at before this engine was parked."""
+
     def __init__(
         self, source: Path, arguments: dict[str, Any], *, device: str, bare: bool = False, artefacts: Path | None = None
     ) -> None:
@@ -185,12 +188,12 @@ class VllmEngine(Requests):
         from worker.engines import vllm_parking  # noqa: PLC0415 - torch, as above
 
         self._parked = True
-        vllm_parking.scrub(self._core)
+        self._stack_bytes = vllm_parking.scrub(self._core)
 
     def revived(self) -> None:
         from worker.engines import vllm_parking  # noqa: PLC0415
 
-        vllm_parking.revived()
+        vllm_parking.revived(self._stack_bytes)
         self._parked = False
 
     def moved(self, device: str) -> None:

@@ -1,14 +1,21 @@
 """What a vLLM engine core does around its image: it lets go of what can't be written to disk, or must not be."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from worker import gpus
 
+PARKED_STACK_BYTES: Final = 16
+"""Of each thread that the GPU could run at once (270,336 on an H200), while none runs. At the driver's own 1,024 its stacks are
+264 MiB of device memory that every checkpoint takes to the host, and every image to the disk."""
 
-def scrub(core: Any) -> None:
-    """Callers' texts never were here; their ids go, and sockets, and the driver's files. Asleep, nothing mapped."""
+
+def scrub(core: Any) -> int:
+    """Callers' texts never were here; their ids go, and sockets, and the driver's files. Asleep, nothing mapped.
+
+    Return what `revived` wants to know: the size of the GPU's stacks, in bytes a thread; 0 without a GPU.
+    """
     runner = core.model_executor.driver_worker.worker.model_runner
     ids = getattr(getattr(runner, "input_batch", None), "token_ids_cpu", None)
     if ids is not None:
@@ -16,9 +23,12 @@ def scrub(core: Any) -> None:
     _forget_drafts(runner)
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() == 1:
         torch.distributed.destroy_process_group()  # of one member, for nothing but its sockets
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        gpus.leave()
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    stack_bytes: int = cuda().stacks(PARKED_STACK_BYTES)
+    gpus.leave()
+    return stack_bytes
 
 
 def _forget_drafts(runner: Any) -> None:
@@ -33,5 +43,14 @@ def _forget_drafts(runner: Any) -> None:
             kept.zero_()
 
 
-def revived() -> None:
+def revived(stack_bytes: int) -> None:
+    """`stack_bytes`: what `scrub` returned."""
     torch.cpu._init_amx()  # the kernel's permission, per process, and not part of an image
+    if stack_bytes:
+        cuda().stacks(stack_bytes)
+
+
+def cuda() -> Any:
+    from pool import cuda  # noqa: PLC0415 - only where there is a GPU
+
+    return cuda

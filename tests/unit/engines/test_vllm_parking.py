@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from worker.engines import vllm_parking
@@ -25,6 +26,26 @@ def test_ids_of_callers_and_of_what_was_drafted_for_them_are_overwritten() -> No
 
 def test_a_core_without_a_model_that_drafts_has_none() -> None:
     vllm_parking.scrub(_core(SimpleNamespace(input_batch=None, drafter=None, draft_token_ids_cpu=None)))
+
+
+def test_stacks_of_a_gpu_shrink_while_it_is_parked_and_are_back_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def stacks(size_bytes: int) -> int:
+        told.append(size_bytes)
+        return 1024
+
+    monkeypatch.setattr(vllm_parking, "cuda", lambda: SimpleNamespace(stacks=stacks))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    vllm_parking.revived(vllm_parking.scrub(_core(SimpleNamespace())))
+    assert told == [vllm_parking.PARKED_STACK_BYTES, 1024]
+
+
+def test_without_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delattr(vllm_parking, "cuda")
+    vllm_parking.revived(vllm_parking.scrub(_core(SimpleNamespace())))
 
 
 def _core(runner: Any) -> Any:

@@ -112,3 +112,12 @@ def test_a_ring_goes_whole_whatever_went_wrong_before(cuda: Any, calls: Callable
     with pytest.raises(OSError, match="cuEventDestroy"):
         ring.close()
     assert [made.count(name) for name in ("cuEventDestroy", "cuStreamDestroy", "cuMemFree")] == [8, 2, 1]
+
+
+def test_stacks_are_as_told_and_what_they_were_is_known(cuda: Any, calls: Callable[..., list[str]]) -> None:
+    assert cuda.stacks(16) == 1024
+    assert cuda.stacks(1024) == 16
+    calls("cuCtxSetLimit")
+    with pytest.raises(cuda.CudaError, match="cuCtxSetLimit"):
+        cuda.stacks(16)
+    assert cuda.stacks(1024) == 1024

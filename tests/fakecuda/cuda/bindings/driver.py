@@ -21,6 +21,7 @@ _BYTES = int(os.environ.get("FAKE_CUDA_BYTES", str(256 << 20)))
 _HOLD = os.environ.get("FAKE_CUDA_HOLD")
 """A file with a number: while it is there, a copy that would begin when so many bytes have been copied waits."""
 _PEERS = "FAKE_CUDA_NO_PEERS" not in os.environ
+_limits: dict[int, int] = {0: 1024}
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -53,6 +54,10 @@ class CUmemAccess_flags(enum.IntEnum):
 
 class CUmemAllocationGranularity_flags(enum.IntEnum):
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+
+
+class CUlimit(enum.IntEnum):
+    CU_LIMIT_STACK_SIZE = 0
 
 
 class CUevent_flags(enum.IntEnum):
@@ -163,6 +168,15 @@ def cuDevicePrimaryCtxRetain(device: int) -> Answer:
 
 def cuCtxSetCurrent(context: int) -> Answer:
     _state.device = context
+    return (_OK,)
+
+
+def cuCtxGetLimit(limit: int) -> Answer:
+    return _OK, _limits[limit]
+
+
+def cuCtxSetLimit(limit: int, value: int) -> Answer:
+    _limits[limit] = value
     return (_OK,)
 
 
