@@ -42,7 +42,7 @@ from controlplane.fleet import Fleet, Instance, Model
 from controlplane.plane import Plane, PlaneDevice
 from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
-from controlplane.spec import ModelFacts, ModelSpec
+from controlplane.spec import Idle, ModelFacts, ModelSpec
 from pool.client import PoolClient
 from tests.poolroom import forget
 from worker import instancedir, preparedcopies, processes, skeleton
@@ -53,6 +53,7 @@ from worker.deadlines import Deadlines
 from worker.desired import Desired
 from worker.devicebooks import DeviceBooks
 from worker.images.cabinet import Cabinet
+from worker.images.roomwatch import RoomWatch
 from worker.images.wishes import Wishes
 from worker.instancedir import InstanceDir, Record
 from worker.keeper import Keeper, left_over
@@ -101,6 +102,7 @@ class Workman:
             deadlines=plant.deadlines,
             books=DeviceBooks(plant.plane, tuple, self.reporter.report),
         )
+        self.room = RoomWatch(self.images, "n1", site.instances, lambda: self.desired, self.reporter.report)
         self.reconciler = Reconciler(site, self.reporter.report)
         self.site = site
         self.live = False
@@ -247,11 +249,12 @@ class Plant:
         except TimeoutError:
             raise AssertionError(f"did not come: {[(e.type, e.event) for e in self.events[-6:]]}") from None
 
-    async def register(self, name: str, *, cells: int = 4, **arguments: Any) -> None:
+    async def register(self, name: str, *, cells: int = 4, idle: Idle | None = None, **arguments: Any) -> None:
         """A fake model, inspected."""
         spec = ModelSpec(
-            name=name, source=f"fake:{name}", engine="fake", arguments={"weight_bytes": 4 * MIB} | arguments, cells=cells
-        )
+            name=name, source=f"fake:{name}", engine="fake", arguments={"weight_bytes": 4 * MIB} | arguments, cells=cells,
+            idle=idle or Idle(),
+        )  # fmt: skip
         self.order(RegisterModel(spec=spec))
         await self.until(lambda: self.fleet.models[name].facts)
 

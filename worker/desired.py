@@ -13,6 +13,7 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    ImageRoomFound,
     InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
@@ -34,7 +35,7 @@ from controlplane.events import (
     WeightsDropped,
     WeightsStaged,
 )
-from controlplane.fleet import ANEW, Directive, Fleet, Grant, Image, Model, Rejection
+from controlplane.fleet import ANEW, DISK_FULL, Directive, Fleet, Grant, Image, Model, Rejection
 from controlplane.rungs import Rung
 
 
@@ -52,6 +53,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Whether the plane has this worker's report that the directive was reached."""
     reached: Rung = Rung.COLD
     """The rung last reported."""
+    unsaved: bool = False
+    """Whether it stayed off the disk for want of room there, and the plane has not heard of any since."""
 
     @property
     def grants(self) -> tuple[Grant, ...]:
@@ -94,6 +97,7 @@ class Desired(Struct, frozen=True, kw_only=True):
                 grant=grants.get(known.directive.grant or 0) if known.directive else None,
                 gang=_gang(grants, known.directive.gang) if known.directive else (),
                 answered=known.directive is not None and known.directive_settled, reached=known.rung,
+                unsaved=known.unsaved is not None and known.unsaved.code in DISK_FULL and not known.unsaved.room,
             )
             for name, known in fleet.instances.items()
             if known.node == node
@@ -140,13 +144,15 @@ def _apply(desired: Desired, recorded: Recorded) -> Desired:
             gang = _gang(desired.grants, e.gang)
             return _wanted(desired, replace(known, directive=directive, grant=grant_of, gang=gang, answered=False))
         case InstanceUp() as e:
-            return _reached(desired, e.instance, e.directive, Rung.UP)
+            return _reached(desired, e.instance, e.directive, Rung.UP, unsaved=False)
         case InstanceSlept() as e:
-            return _reached(desired, e.instance, e.directive, Rung.SLEEP)
+            return _reached(desired, e.instance, e.directive, Rung.SLEEP, **_unsaved(e))
         case InstanceCheckpointed() as e:
-            return _reached(desired, e.instance, e.directive, Rung.CHECKPOINT)
+            return _reached(desired, e.instance, e.directive, Rung.CHECKPOINT, **_unsaved(e))
         case InstanceSaved() as e:
-            return _reached(desired, e.instance, e.directive, Rung.SAVED)
+            return _reached(desired, e.instance, e.directive, Rung.SAVED, unsaved=False)
+        case ImageRoomFound() as e:
+            return _wanted(desired, replace(desired.instances[e.instance], unsaved=False))
         case InstanceEnded() | InstanceFailed() as e:
             left = desired.instances.delete(e.instance) if e.instance in desired.instances else desired.instances
             return replace(desired, instances=left)
@@ -222,11 +228,15 @@ def _wanted(desired: Desired, wanted: Wanted) -> Desired:
     return replace(desired, instances=desired.instances.set(wanted.instance, wanted))
 
 
-def _reached(desired: Desired, instance: str, directive: int, rung: Rung) -> Desired:
+def _unsaved(e: InstanceSlept | InstanceCheckpointed) -> dict[str, bool]:
+    return {"unsaved": True} if e.code in DISK_FULL else {}
+
+
+def _reached(desired: Desired, instance: str, directive: int, rung: Rung, **changes: bool) -> Desired:
     known = desired.instances.get(instance)
     if known is None or known.directive is None:
         return desired
-    return _wanted(desired, replace(known, reached=rung, answered=known.directive.number == directive))
+    return _wanted(desired, replace(known, reached=rung, answered=known.directive.number == directive, **changes))
 
 
 def _model(desired: Desired, name: str, **changes: object) -> Desired:

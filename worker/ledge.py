@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.fleet import MOVE, REBUILD
+from controlplane.fleet import DISK_FULL, MOVE, REBUILD
 from controlplane.rungs import Rung
 from worker.desired import Wanted
 from worker.engines.messages import Health
@@ -20,13 +20,9 @@ NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
 """Failures of a wake after which the engine is as it was before."""
 POOL_FULL: Final = frozenset({"over_budget", "no_room"})
 """Failures of a staging: the engine has no part in it."""
-DISK_FULL: Final = frozenset({"no_space", "over_quota"})
-"""Failures of a build: the disk, or what images may take of it, had no room."""
-STAYS_UNSAVED: Final = frozenset({"operator", REBUILD})
-"""Codes of directives to make an image after which the engine sleeps on if the disk has no room for it. One that was idle for
-so long is not kept in memory because it can't go to disk."""
 CAN_STAY: Final = frozenset({"operator", "idle", MOVE, REBUILD})
-"""Codes of directives off a device that nobody needs at once: without memory of the host the engine may sleep on."""
+"""Codes of directives off a device that nobody needs at once: without memory of the host, or room on the disk, the engine may
+stay as it is."""
 
 
 class Ledge(Struct, frozen=True):
@@ -46,7 +42,7 @@ class Ledge(Struct, frozen=True):
 
 def stays_unsaved(wanted: Wanted) -> bool:
     """Whether an engine whose image the disk has no room for is left as it was."""
-    return wanted.directive is not None and wanted.directive.code in STAYS_UNSAVED
+    return wanted.directive is not None and wanted.directive.code in CAN_STAY
 
 
 async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: StepFailed) -> Ledge | None:
@@ -56,10 +52,16 @@ async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: S
         return None
     if failure.code == "no_device_memory" and local.seen.engine is EngineState.CHECKPOINTED:
         return Ledge(d.number, Rung.CHECKPOINT, failure)  # looked for before the driver was asked anything
-    if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM | POOL_FULL | DISK_FULL:
+    if failure.code in DISK_FULL and step is StepName.BUILD and stays_unsaved(wanted):
+        match local.seen.engine:
+            case EngineState.CONNECTED:
+                return Ledge(d.number, Rung.SLEEP, failure)
+            case EngineState.CHECKPOINTED:
+                return Ledge(d.number, Rung.CHECKPOINT, failure)
+            case _:
+                return None
+    if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM | POOL_FULL:
         return None
-    if failure.code in DISK_FULL:
-        return Ledge(d.number, Rung.SLEEP, failure) if stays_unsaved(wanted) and step is StepName.BUILD else None
     if step is StepName.STAGE and d.rung is not Rung.UP:  # for the proof of an image
         return Ledge(d.number, Rung.SLEEP, failure) if d.code in CAN_STAY and failure.code in POOL_FULL else None
     if failure.code not in NO_ROOM:

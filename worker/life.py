@@ -38,6 +38,7 @@ from worker.frontend.chat import count_tokens
 from worker.frontend.request import Invalid
 from worker.images.cabinet import Cabinet
 from worker.images.orders import answer_about_images
+from worker.images.roomwatch import RoomWatch
 from worker.images.wishes import Wishes
 from worker.instancedir import Record
 from worker.keeper import Keeper, left_over
@@ -79,6 +80,7 @@ class Life:
             plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines,
             books=DeviceBooks(plane, self._engines, self._reporter.report),
         )  # fmt: skip
+        self._room = RoomWatch(self._images, plane.node, self._site.instances, lambda: self.desired, self._reporter.report)
         self.reconciler = Reconciler(self._site, self._reporter.report)
         self._incarnation = ids.new(ids.INCARNATION)
         self._measurements: set[asyncio.Task[None]] = set()
@@ -95,12 +97,15 @@ class Life:
         self._act()
         await self._bus.nc.subscribe(subjects.measure(self._plane.node), cb=self._measure)
         await self._bus.nc.subscribe(subjects.images_of(self._plane.node), cb=self._images_asked)
-        beating = asyncio.create_task(beats.run(), name="beats")
+        beside = [
+            asyncio.create_task(beats.run(), name="beats"), asyncio.create_task(self._room.run(), name="images:room")
+        ]  # fmt: skip
         try:
             await self._follow()
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await self.close()
 
     async def close(self) -> None:

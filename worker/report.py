@@ -25,6 +25,7 @@ from controlplane.commands import (
     ReportImageFailed,
     ReportImageRefused,
     ReportImageRemoved,
+    ReportImageRoom,
     ReportModel,
     ReportSaved,
     ReportSlept,
@@ -34,7 +35,7 @@ from controlplane.commands import (
 )
 from controlplane.refusal import Code, Refused
 
-OfInstance = ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
+OfInstance = ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed | ReportImageRoom
 OfImage = ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
 Report = OfInstance | OfImage | ReportModel | ReportUnusable | ReportStaged | ReportDropped | ReportForeign
 
@@ -109,7 +110,15 @@ class Reporter:
 
 def _subject(body: Report) -> str:
     match body:
-        case ReportUp() | ReportSlept() | ReportCheckpointed() | ReportSaved() | ReportEnded() | ReportFailed():
+        case (
+            ReportUp()
+            | ReportSlept()
+            | ReportCheckpointed()
+            | ReportSaved()
+            | ReportEnded()
+            | ReportFailed()
+            | ReportImageRoom()
+        ):
             return body.instance
         case ReportImageBuilt() | ReportImageRefused() | ReportImageFailed() | ReportImageRemoved():
             return f"image:{body.image}"
@@ -127,7 +136,7 @@ def _id(node: str, body: AnyCommand) -> str:
     match body:
         case ReportUp():
             parts = (node, body.instance, str(body.directive), "up", body.endpoint, str(body.pid))
-        case ReportSlept() | ReportCheckpointed() | ReportSaved() | ReportEnded() | ReportFailed():
+        case ReportSlept() | ReportCheckpointed() | ReportSaved() | ReportEnded() | ReportFailed() | ReportImageRoom():
             parts = (node, body.instance, str(body.directive), type(body).__name__)
         case _:
             return ids.new(ids.COMMAND)

@@ -18,6 +18,7 @@ from controlplane.commands.node import (
     ReportImageFailed,
     ReportImageRefused,
     ReportImageRemoved,
+    ReportImageRoom,
     ReportModel,
     ReportSaved,
     ReportSlept,
@@ -49,7 +50,7 @@ AnyCommand = (
     | RemoveImage | RebuildImage | PinImage
     | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped | ReportForeign
     | ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
-    | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved
+    | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved | ReportImageRoom
 )  # fmt: skip
 
 
@@ -71,6 +72,6 @@ __all__ = [
     "End", "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
     "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportCheckpointed",
     "ReportDropped", "ReportEnded", "ReportFailed", "ReportForeign", "ReportImageBuilt", "ReportImageFailed",
-    "ReportImageRefused", "ReportImageRemoved", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
+    "ReportImageRefused", "ReportImageRemoved", "ReportImageRoom", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
     "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",
 ]  # fmt: skip

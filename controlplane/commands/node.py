@@ -208,6 +208,15 @@ class ReportImageRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     code: str
 
 
+class ReportImageRoom(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """There is room on disk now for an instance that stayed off it for want of that."""
+
+    node: str
+    instance: str
+    directive: int
+    """The last one that the worker had seen."""
+
+
 class ReportEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Cold, as directed."""
 

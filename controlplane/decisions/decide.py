@@ -31,6 +31,7 @@ from controlplane.commands import (
     ReportImageFailed,
     ReportImageRefused,
     ReportImageRemoved,
+    ReportImageRoom,
     ReportModel,
     ReportSaved,
     ReportSlept,
@@ -88,6 +89,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             images.failed(draft, command)
         case ReportImageRemoved() as command:
             images.removed(draft, command)
+        case ReportImageRoom() as command:
+            images.room_found(draft, command)
         case ReportEnded() as command:
             lifecycle.ended(draft, command)
         case ReportFailed() as command:

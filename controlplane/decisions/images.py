@@ -12,10 +12,11 @@ from controlplane.commands import (
     ReportImageFailed,
     ReportImageRefused,
     ReportImageRemoved,
+    ReportImageRoom,
 )  # fmt: skip
 from controlplane.decisions import descent, standing
 from controlplane.decisions.draft import Draft
-from controlplane.decisions.limits import RENEW_AGAIN_MS
+from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, RENEW_AGAIN_MS
 from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import place
 from controlplane.decisions.verdict import loads
@@ -27,10 +28,11 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    ImageRoomFound,
     InstanceDirected,
 )
 from controlplane.fleet.callers import Operation
-from controlplane.fleet.images import is_pinned
+from controlplane.fleet.images import is_pinned, unsaved
 from controlplane.fleet.members import ANEW, REBUILD, Image, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.quantities import need_and_limit
@@ -60,6 +62,13 @@ def failed(draft: Draft, report: ReportImageFailed) -> None:
 def removed(draft: Draft, report: ReportImageRemoved) -> None:
     if (known := draft.fleet.images.get(report.image)) is not None:
         draft.emit(ImageRemoved(node=report.node, image=report.image, code=report.code, by=known.leaving))
+
+
+def room_found(draft: Draft, report: ReportImageRoom) -> None:
+    """The next tick looks who may go to disk."""
+    instance = draft.fleet.instances.get(report.instance)
+    if instance is not None and instance.node == report.node and instance.unsaved is not None and not instance.unsaved.room:
+        draft.emit(ImageRoomFound(node=report.node, instance=report.instance))
 
 
 def dismiss(draft: Draft, command: RemoveImage) -> None:
@@ -113,6 +122,16 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
         cure = f"`images rebuild {broken.image}` allows it again"
         return "image_failed", f"its image {broken.image} has failed ({broken.code}: {broken.message}); {cure}"
     return None
+
+
+def due_ms(fleet: Fleet, instance: Instance, limit_ms: int) -> int | None:
+    """How long it stands where it does before it goes to disk for having been idle; None: not until there is room.
+
+    Room that is found may be gone again by the time that it is written to: so each try waits longer than the one before.
+    """
+    if (lacked := unsaved(fleet, instance)) is None:
+        return max(limit_ms, BACK_OFF_LIMIT_MS) if standing.fell_short(instance) else limit_ms
+    return max(limit_ms, min(BACK_OFF_LIMIT_MS * 2 ** (lacked.tries - 1), RENEW_AGAIN_MS)) if lacked.room else None
 
 
 def save(

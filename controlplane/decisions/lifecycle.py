@@ -77,7 +77,7 @@ def slept(draft: Draft, report: ReportSlept) -> None:
     draft.emit(
         InstanceSlept(
             node=report.node, instance=report.instance, directive=number, pid=report.pid, took_ms=report.took_ms,
-            bytes_used=report.bytes_used, steps=report.steps,
+            bytes_used=report.bytes_used, steps=report.steps, code=report.code, message=report.message,
         ),
         operation=directive.operation, because=number,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def checkpointed(draft: Draft, report: ReportCheckpointed) -> None:
     draft.emit(
         InstanceCheckpointed(
             node=report.node, instance=report.instance, directive=number, pid=report.pid, took_ms=report.took_ms,
-            host_bytes=report.host_bytes, image=report.image, steps=report.steps,
+            host_bytes=report.host_bytes, image=report.image, steps=report.steps, code=report.code, message=report.message,
         ),
         operation=directive.operation, because=number,
     )  # fmt: skip

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Final
 
-from controlplane.fleet.members import FETCHED, REBUILD, Instance, Model
+from controlplane.fleet.members import DISK_FULL, FETCHED, REBUILD, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
-NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget", "no_space", "over_quota"})
+NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget"}) | DISK_FULL
 """Codes with which a worker says that an engine sleeps on, since there was no room for what it was told."""
 
 

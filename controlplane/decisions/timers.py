@@ -81,8 +81,8 @@ def _idle(draft: Draft) -> None:
         elif instance.rung is Rung.SLEEP and limits.checkpoint_ms is not None and not no_checkpoint(draft.fleet, instance):
             if draft.now - instance.since_ms >= _after_ms(instance, limits.checkpoint_ms):
                 _off(draft, instance, limits)
-        elif instance.rung is not Rung.SAVED and limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
-            if draft.now - instance.since_ms >= _after_ms(instance, limits.saved_ms):
+        elif instance.rung is not Rung.SAVED and (after_ms := _saved_after_ms(draft.fleet, instance, limits)) is not None:
+            if draft.now - instance.since_ms >= after_ms:
                 images.save(draft, instance, "idle")
         elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
             descent.direct(draft, instance, Rung.COLD, "idle")
@@ -93,12 +93,24 @@ def _after_ms(instance: Instance, limit_ms: int) -> int:
     return max(limit_ms, BACK_OFF_LIMIT_MS) if standing.fell_short(instance) else limit_ms
 
 
+def _saved_after_ms(fleet: Fleet, instance: Instance, limits: Idle, limit_ms: int | None = None) -> int | None:
+    """When it goes to disk (`limit_ms`: if not after its model's own limit); None: it does not, as things are."""
+    if limits.saved_ms is None or images.hindrance(fleet, instance):
+        return None
+    after_ms = images.due_ms(fleet, instance, limits.saved_ms if limit_ms is None else limit_ms)
+    ends_before = (
+        instance.unsaved is not None and limits.cold_ms is not None and after_ms is not None and after_ms >= limits.cold_ms
+    )
+    return None if ends_before else after_ms
+
+
 def _off(draft: Draft, instance: Instance, limits: Idle) -> None:
     """To `checkpoint`; where its host has no room for it, past it if its model may go to disk, else it sleeps on."""
     if not hostroom.lacking(draft.fleet, instance):
         descent.direct(draft, instance, Rung.CHECKPOINT, "idle")
-    elif limits.saved_ms is not None and not images.hindrance(draft.fleet, instance):
-        images.save(draft, instance, "idle")
+    elif (after_ms := _saved_after_ms(draft.fleet, instance, limits, 0)) is not None:
+        if draft.now - instance.since_ms >= after_ms:
+            images.save(draft, instance, "idle")
     elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
         descent.direct(draft, instance, Rung.COLD, "idle")
 

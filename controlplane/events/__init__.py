@@ -6,6 +6,7 @@ from controlplane.events.image import ImageBuilt, ImageDismissed, ImageFailed, I
 from controlplane.events.instance import (
     GrantGiven,
     GrantReturned,
+    ImageRoomFound,
     InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
@@ -64,7 +65,7 @@ AnyEvent = (
     | GrantGiven | GrantReturned
     | InstanceCreated | InstanceDirected | InstanceUp | InstanceSlept | InstanceCheckpointed | InstanceSaved
     | InstanceEnded | InstanceFailed | InstanceOverdue
-    | ImageBuilt | ImageRefused | ImageFailed | ImageDismissed | ImagePinned | ImageRemoved
+    | ImageBuilt | ImageRefused | ImageFailed | ImageDismissed | ImagePinned | ImageRemoved | ImageRoomFound
     | RequestAccepted | RequestQueued | RequestRouted | RequestInterrupted
     | RequestFinished | RequestFailed | RequestCancelled
     | OperationRequested | OperationSucceeded | OperationFailed
@@ -75,7 +76,7 @@ BY_NAME: Final[dict[str, type[AnyEvent]]] = {kind.__name__: kind for kind in get
 __all__ = [
     "BY_NAME", "AnyEvent", "ConfigurationFound", "DeviceDeclared", "DeviceWithdrawn", "Event", "ForeignMemoryFound",
     "ForeignMemoryGone", "GatewayClosed", "GatewayOpened", "GrantGiven", "GrantReturned", "ImageBuilt", "ImageDismissed",
-    "ImageFailed", "ImagePinned", "ImageRefused", "ImageRemoved", "InstanceCheckpointed", "InstanceCreated",
+    "ImageFailed", "ImagePinned", "ImageRefused", "ImageRemoved", "ImageRoomFound", "InstanceCheckpointed", "InstanceCreated",
     "InstanceDirected", "InstanceEnded", "InstanceFailed", "InstanceOverdue", "InstanceSaved", "InstanceSlept",
     "InstanceUp", "ModelCleared", "ModelInspected",
     "ModelRegistered", "ModelRejected", "ModelRetired", "ModelRevised", "ModelSetBack", "NodeFellSilent", "NodeHeardAgain",

@@ -112,6 +112,9 @@ class InstanceSlept(Event, frozen=True, kw_only=True):
     took_ms: int
     bytes_used: int
     steps: tuple[Step, ...] = ()
+    code: str = ""
+    """Why it is only here, where it was directed elsewhere; empty: it is where it should be."""
+    message: str = ""
 
 
 class InstanceCheckpointed(Event, frozen=True, kw_only=True):
@@ -128,6 +131,9 @@ class InstanceCheckpointed(Event, frozen=True, kw_only=True):
     image: str | None = None
     """The image that it was restored from: it has come up from `saved`, to wait for a place."""
     steps: tuple[Step, ...] = ()
+    code: str = ""
+    """As in `InstanceSlept`."""
+    message: str = ""
 
 
 class InstanceSaved(Event, frozen=True, kw_only=True):
@@ -140,6 +146,14 @@ class InstanceSaved(Event, frozen=True, kw_only=True):
     image: str
     took_ms: int
     steps: tuple[Step, ...] = ()
+
+
+class ImageRoomFound(Event, frozen=True, kw_only=True):
+    """The disk, or the quota of images, has room by now for an instance that stayed off it for want of that."""
+
+    AGGREGATE, KEY = "instance", "instance"
+    node: str
+    instance: str
 
 
 class InstanceEnded(Event, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from controlplane.fleet.callers import Gateway, Operation, Request
 from controlplane.fleet.evolve import Gap, evolve, fold
 from controlplane.fleet.members import (
     ANEW,
+    DISK_FULL,
     MOVE,
     REBUILD,
     Configuration,
@@ -13,13 +14,14 @@ from controlplane.fleet.members import (
     Model,
     Rejection,
     SetBack,
+    Unsaved,
     WeightSet,
 )
 from controlplane.fleet.places import Device, Grant, Node
 from controlplane.fleet.state import EVOLVE_VERSION, Fleet, dump, load
 
 __all__ = [
-    "ANEW", "EVOLVE_VERSION", "MOVE", "REBUILD", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway", "Grant",
-    "Image", "Instance", "Model", "Node", "Operation", "Rejection", "Request", "SetBack", "WeightSet", "dump", "evolve",
-    "fold", "load",
+    "ANEW", "DISK_FULL", "EVOLVE_VERSION", "MOVE", "REBUILD", "Configuration", "Device", "Directive", "Fleet", "Gap", "Gateway",
+    "Grant", "Image", "Instance", "Model", "Node", "Operation", "Rejection", "Request", "SetBack", "Unsaved", "WeightSet",
+    "dump", "evolve", "fold", "load",
 ]  # fmt: skip

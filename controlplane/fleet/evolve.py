@@ -22,6 +22,7 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    ImageRoomFound,
     InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
@@ -139,6 +140,8 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one ca
             return images.pinned(fleet, e)
         case ImageRemoved() as e:
             return images.removed(fleet, e)
+        case ImageRoomFound() as e:
+            return instances.room_found(fleet, e)
         case ModelRegistered() as e:
             return models.registered(fleet, e, at)
         case ModelRevised() as e:

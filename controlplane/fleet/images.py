@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from msgspec.structs import replace
 
 from controlplane.events import ImageBuilt, ImageDismissed, ImageFailed, ImagePinned, ImageRefused, ImageRemoved
-from controlplane.fleet.members import Image
+from controlplane.fleet.members import Image, Instance, Unsaved
 from controlplane.fleet.state import Fleet
 
 
@@ -61,6 +61,12 @@ def settings_pin(fleet: Fleet, image: Image) -> str | None:
     node = fleet.nodes.get(image.node)
     theirs = {image.configuration, *models_of(fleet, image.configuration)}
     return next((name for name in node.image_pins if name in theirs), None) if node is not None else None
+
+
+def unsaved(fleet: Fleet, instance: Instance) -> Unsaved | None:
+    """Why it is not on disk, where it was to go; None: it was not, or has no image to write, for there is a good one by now."""
+    kin = (i for i in fleet.images.values() if (i.node, i.configuration) == (instance.node, instance.configuration))
+    return instance.unsaved if instance.unsaved is not None and not any(i.state == "ok" for i in kin) else None
 
 
 def idle_pins(fleet: Fleet, named: Iterable[str]) -> tuple[str, ...]:

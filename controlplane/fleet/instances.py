@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from controlplane.envelope import Recorded
 from controlplane.events import (
+    ImageRoomFound,
     InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
@@ -15,7 +16,7 @@ from controlplane.events import (
     InstanceUp,
 )
 from controlplane.fleet import images, requests, weights
-from controlplane.fleet.members import Directive, Instance
+from controlplane.fleet.members import DISK_FULL, Directive, Instance, Unsaved
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
@@ -50,7 +51,7 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
         since_ms=known.since_ms if again else at, served=known.served if again else 0,
         idle_since_ms=known.idle_since_ms if again else at, revision=e.revision,
         weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
-        host_bytes=0, image=e.image or known.image,
+        host_bytes=0, image=e.image or known.image, unsaved=None,
     )  # fmt: skip
     if e.grant == known.moving_to and (grant := fleet.grants.get(e.grant)) is not None:
         risen = changed(risen, e.instance, grant=e.grant, device=grant.device, moving_to=None)
@@ -58,10 +59,11 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
 
 
 def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
-    left = requests.stranded(fleet, fleet.instances[e.instance], at)
+    known = fleet.instances[e.instance]
+    left = requests.stranded(fleet, known, at)
     return changed(
         left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used, host_bytes=0,
-        weight_set=None,
+        weight_set=None, unsaved=_unsaved(known, e),
     )  # fmt: skip
 
 
@@ -73,10 +75,22 @@ def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
     return images.used(
         changed(
             left, e.instance, rung=Rung.CHECKPOINT, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=0,
-            host_bytes=e.host_bytes, weight_set=None, image=e.image or known.image,
+            host_bytes=e.host_bytes, weight_set=None, image=e.image or known.image, unsaved=_unsaved(known, e),
         ),
         e.image, at,
     )  # fmt: skip
+
+
+def _unsaved(known: Instance, e: InstanceSlept | InstanceCheckpointed) -> Unsaved | None:
+    """It stands until it was up, or is on disk."""
+    if e.code not in DISK_FULL:
+        return known.unsaved
+    return Unsaved(e.code, e.message, known.unsaved.tries + 1 if known.unsaved is not None else 1)
+
+
+def room_found(fleet: Fleet, e: ImageRoomFound) -> Fleet:
+    known = fleet.instances[e.instance]
+    return changed(fleet, e.instance, unsaved=replace(known.unsaved, room=True)) if known.unsaved is not None else fleet
 
 
 def _measured(fleet: Fleet, name: str, host_bytes: int | None) -> Fleet:
@@ -90,7 +104,7 @@ def saved(fleet: Fleet, e: InstanceSaved, at: int) -> Fleet:
     left = requests.stranded(fleet, fleet.instances[e.instance], at)
     return changed(
         left, e.instance, rung=Rung.SAVED, since_ms=at, image=e.image, pid=None, endpoint=None, device=None, ranks=(),
-        bytes_mapped=0, bytes_used=0, host_bytes=0, weight_set=None,
+        bytes_mapped=0, bytes_used=0, host_bytes=0, weight_set=None, unsaved=None,
     )  # fmt: skip
 
 

@@ -19,6 +19,9 @@ MOVE: Final = "move"
 ANEW: Final = "operator"
 """Reason of an image's refusal that is nothing but somebody's wish for a new one."""
 
+DISK_FULL: Final = frozenset({"no_space", "over_quota"})
+"""Codes of what could not go to disk: the disk had no room, or what images may take of it."""
+
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     configuration: str
@@ -94,6 +97,16 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     overdue: bool = False
 
 
+class Unsaved(msgspec.Struct, frozen=True):
+    """Why an instance is not on disk, where it was to go. `tries`: how often it was, since it was up."""
+
+    code: str
+    message: str
+    tries: int = 1
+    room: bool = False
+    """Whether its node has found room since."""
+
+
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """One skeleton on one node. `rung` is where it was last reported; `directive` where it should be."""
 
@@ -135,6 +148,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     bytes_used: int = 0
     host_bytes: int = 0
     """At `checkpoint`: memory of the host that the whole skeleton takes. Nothing of it is on a device then."""
+    unsaved: Unsaved | None = None
     health: Health = Health.OK
 
     @property

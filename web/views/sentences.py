@@ -21,6 +21,7 @@ from controlplane.events import (
     ImagePinned,
     ImageRefused,
     ImageRemoved,
+    ImageRoomFound,
     InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
@@ -109,10 +110,13 @@ def _of_instances(event: AnyEvent) -> str:
         case InstanceUp() as e:
             return f"{short(e.instance)} serves {e.model} after {span(e.took_ms)}, {size(e.bytes_used)} used{_graphs(e)}"
         case InstanceSlept() as e:
-            return f"{short(e.instance)} asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept"
+            return f"{short(e.instance)} asleep after {span(e.took_ms)}, {size(e.bytes_used)} kept{_instead(e)}"
         case InstanceCheckpointed() as e:
             source = f" from {short(e.image)}" if e.image else ""
-            return f"{short(e.instance)} off its device{source} after {span(e.took_ms)}, {size(e.host_bytes)} of the host"
+            off = f"{short(e.instance)} off its device{source} after {span(e.took_ms)}"
+            return f"{off}, {size(e.host_bytes)} of the host{_instead(e)}"
+        case ImageRoomFound() as e:
+            return f"there is room on disk now for {short(e.instance)}"
         case InstanceSaved() as e:
             return f"{short(e.instance)} saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
         case InstanceEnded() as e:
@@ -190,6 +194,11 @@ def _of_images(event: AnyEvent) -> str:
             return _of_the_plane(event)
 
 
+def _instead(e: InstanceSlept | InstanceCheckpointed) -> str:
+    """Why it is not where it was to go."""
+    return f"; it could not go further ({e.code}): {e.message}" if e.code else ""
+
+
 def _limits(before: NodeLimits, after: NodeLimits) -> Iterator[str]:
     """What each was, and is."""
     if before.image_quota_bytes != after.image_quota_bytes:
@@ -235,7 +244,7 @@ def _of_the_plane(event: AnyEvent) -> str:
         case (
             RequestAccepted() | RequestQueued() | RequestRouted() | RequestInterrupted() | RequestFinished() | RequestFailed()
             | RequestCancelled() | GrantGiven() | GrantReturned() | InstanceCreated() | InstanceDirected() | InstanceUp()
-            | InstanceSlept() | InstanceCheckpointed() | InstanceSaved()
+            | InstanceSlept() | InstanceCheckpointed() | InstanceSaved() | ImageRoomFound()
             | InstanceEnded() | InstanceFailed() | InstanceOverdue() | OperationRequested()
             | OperationSucceeded() | OperationFailed() | ModelRegistered() | ModelRevised() | ModelRetired() | ModelInspected()
             | ModelRejected() | ModelSetBack() | ModelCleared() | ConfigurationFound() | SkeletonMeasured() | WeightsStaged()

@@ -6,6 +6,7 @@ given, and digests are made while the driver brings the engine back. Nothing is 
 
 import asyncio
 import errno
+import os
 import shutil
 import time
 from pathlib import Path
@@ -15,7 +16,8 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.quantities import human_bytes
+from controlplane.fleet import DISK_FULL
+from controlplane.quantities import need_and_limit
 from worker import checkpoint, parked
 from worker.desired import Wanted
 from worker.failure import StepFailed
@@ -27,7 +29,8 @@ from worker.images.fingerprint import Fingerprint, MappedFile
 from worker.images.manifest import Manifest
 from worker.images.proving import back_on_gpu, prove, returned
 from worker.images.steps import OUR_SHARE, seek
-from worker.ledge import DISK_FULL, stays_unsaved
+from worker.instancedir import Record
+from worker.ledge import stays_unsaved
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal
 from worker.parts import Parts
@@ -37,6 +40,8 @@ ROOM: Final = 1.25
 afterwards), and the disk is others' too."""
 FULL_BYTES: Final = 1 << 20
 """A disk with less than this left is full: CRIU writes in larger pieces."""
+NO_SPACE: Final = os.strerror(errno.ENOSPC)
+"""As CRIU says it."""
 
 ELSEWHERE: Final = frozenset(
     {"no_memory", "no_device_memory", "device_full", "device_silent", "unknown_set", "pool", "pool_away"}
@@ -93,8 +98,7 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
             await _give_up(local, image, wanted, code, str(error))
         raise StepFailed(code if kept else "image_failed", f"the image can't be written: {error}") from error
     except StepFailed as failure:
-        full = failure.code in DISK_FULL and stays_unsaved(wanted)
-        if full or failure.code in ELSEWHERE:  # the image may be as good as any
+        if failure.code in DISK_FULL | ELSEWHERE:  # the image may be as good as any
             await to_its_end(lambda: cabinet.store.discard(image))
         else:
             await _give_up(local, image, wanted, failure.code, failure.message)
@@ -126,15 +130,16 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     draft = await to_its_end(lambda: cabinet.store.draft(image))
     try:
         with parts.of("room"):
-            await asyncio.to_thread(cabinet.make_room, round(local.record.skeleton_bytes * ROOM))
+            await asyncio.to_thread(cabinet.make_room, room_bytes(local.record))
     except NoRoom as full:
         raise StepFailed(full.code, full.message) from full
     held = await parked.asked(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine to be saved")
-    gpu = None
+    gpu, was_off = None, False
     if checkpoint.theatre(local) is not None:
-        if local.seen.engine is not EngineState.CHECKPOINTED:
+        was_off = local.seen.engine is EngineState.CHECKPOINTED
+        if not was_off:
             await checkpoint.take_off(local, parts)
         gpu = local.record.left_device or ""
     try:
@@ -151,16 +156,23 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = _free(draft)
-        if failure.code == "dump_failed" and free < FULL_BYTES:  # others had taken the room meanwhile
+        if failure.code == "dump_failed" and (free < FULL_BYTES or NO_SPACE in failure.message):  # others took it meanwhile
             await to_its_end(lambda: cabinet.store.discard(image))
             if stays_unsaved(wanted):
-                await _as_before(local, gpu)
-            message = f"the disk ran full while it was written: {human_bytes(free)} are left in {cabinet.store.root}"
-            raise StepFailed("no_space", f"{message}; {failure.message}") from failure
+                await _as_before(local, gpu, was_off=was_off)
+            need, has = need_and_limit(room_bytes(local.record), free)
+            log.warning("disk_ran_full", instance=local.instance, image=image, reason=failure.message)
+            message = f"the disk ran full while an image of about {need} was written: {cabinet.store.root} had {has} left"
+            raise StepFailed("no_space", message) from failure
         raise
     with parts.of("lift"):
         lifted = await to_its_end(lambda: bulk.lift(draft, held.inner_pid, local.directory.path))
     return Dumped(held, await asyncio.shield(mapping), gpu, draft, lifted)
+
+
+def room_bytes(record: Record) -> int:
+    """What its image is taken to need of the disk."""
+    return round(record.skeleton_bytes * ROOM)
 
 
 def _free(directory: Path) -> int:
@@ -171,12 +183,14 @@ def _free(directory: Path) -> int:
         return FULL_BYTES
 
 
-async def _as_before(local: LocalInstance, gpu: str | None) -> None:
+async def _as_before(local: LocalInstance, gpu: str | None, *, was_off: bool) -> None:
     """After a dump that came to nothing CRIU lets the engine go on. Raises StepFailed if it doesn't."""
     held = await parked.asked(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "the engine did not outlive a dump that the disk had no room for")
     local.watch("engine", held.engine)
+    if was_off:
+        return
     if gpu is None:
         await parked.rejoined(local, held, local.site.deadlines.attach)
     else:  # parked still

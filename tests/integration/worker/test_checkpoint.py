@@ -28,7 +28,7 @@ from worker import checkpoint, gpus, hostmemory, processes
 from worker.cuda.operation import Theatre
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
-from worker.images import building
+from worker.images import budget, building
 from worker.local import LocalInstance
 from worker.moves import EngineState
 from worker.parts import Parts
@@ -287,6 +287,34 @@ async def test_an_operators_save_whose_dump_fills_the_disk_brings_the_engine_bac
     assert failed.code == "no_space" and "ran full" in failed.message
     await plane.until(lambda: plane.only().directive_settled)
     assert (plane.only().rung, plane.only().pid) == (Rung.SLEEP, first.pid)
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+    again = await plane.load("a")
+    assert again.pid == first.pid
+    assert await says(plane, again, "hello") == "You said: hello"
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+async def test_one_that_is_off_its_device_stays_so_where_the_disk_has_no_room_for_it(
+    plane: Plant, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    images_possible(plane)
+    first = await up(plane)
+    off = await take_off(plane)
+
+    async def fills(self: HolderLink, *_: object, **__: object) -> None:
+        raise HolderDenied("dump_failed", "criu ended with status 1: write: No space left on device")
+
+    def full(self: budget.Budget, need_bytes: int) -> list[str]:
+        raise budget.NoRoom("no_space", "an image needs about 2 GiB of room; there is 1 GiB")
+
+    monkeypatch.setattr(*((HolderLink, "dump", fills) if when == "within" else (budget.Budget, "room_for", full)))
+    plane.order(Save(model="a"))
+    failed = (await plane.until(lambda: plane.of_type(OperationFailed)))[-1]
+    assert failed.code == "no_space"
+    await plane.until(lambda: plane.only().directive_settled)
+    still = plane.only()
+    assert (still.rung, still.pid, still.unsaved and still.unsaved.code) == (Rung.CHECKPOINT, first.pid, "no_space")
+    assert letter(off.pid) == "T"
     assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
     again = await plane.load("a")
     assert again.pid == first.pid

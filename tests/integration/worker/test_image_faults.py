@@ -16,10 +16,21 @@ import msgspec
 import pytest
 
 from controlplane.commands import Load, RebuildImage, RemoveImage, ReviseModel, Save, Sleep, Stop, Tick
-from controlplane.events import ImageBuilt, ImageFailed, InstanceFailed, InstanceUp, OperationFailed, OperationSucceeded
+from controlplane.decisions import images as decisions_images
+from controlplane.events import (
+    ImageBuilt,
+    ImageFailed,
+    ImageRoomFound,
+    InstanceFailed,
+    InstanceSlept,
+    InstanceUp,
+    OperationFailed,
+    OperationSucceeded,
+)
 from controlplane.quantities import human_bytes
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
+from controlplane.spec import Idle
 from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker import hostmemory, knownanswer, parked, processes
@@ -125,6 +136,62 @@ async def test_an_image_that_the_disk_has_no_room_to_make_anew_leaves_its_skelet
     again = await plane.load("a")
     assert again.pid == first.pid
     assert await says(plane, again, "hello") == "You said: hello"
+
+
+async def until_idle_on_disk(plane: Plant) -> None:
+    """Both limits are of a moment; each tick looks."""
+
+    def there() -> bool:
+        plane.order(Tick())
+        return plane.only() is not None and plane.only().rung is Rung.SAVED
+
+    await plane.until(there)
+
+
+@pytest.mark.parametrize(("when", "code"), [("before", "over_quota"), ("within", "no_space")])
+async def test_an_idle_engine_that_the_disk_has_no_room_for_sleeps_on_and_goes_there_once_there_is_some(
+    plane: Plant, small_disk: Path, monkeypatch: pytest.MonkeyPatch, when: str, code: str
+) -> None:
+    """Its image was once a failed one, which nobody but an operator could mend, and the engine was gone."""
+    monkeypatch.setattr(decisions_images, "BACK_OFF_LIMIT_MS", 1)
+    await plane.register("a", idle=Idle(sleep_ms=1, saved_ms=1))
+    first = await plane.load("a")
+    with monkeypatch.context() as others:
+        if when == "within":  # it was there when it was looked for
+            others.setattr(budget.Budget, "room_for", lambda self, need_bytes: [])
+        await plane.until(lambda: plane.order(Tick()) and plane.only().unsaved)
+    asleep = plane.only()
+    assert (asleep.rung, asleep.pid, asleep.directive_settled, asleep.unsaved.code) == (Rung.SLEEP, first.pid, True, code)
+    assert asleep.unsaved.message == plane.of_type(InstanceSlept)[-1].message
+    assert len(re.findall(r"\d [KM]?i?B", asleep.unsaved.message)) == 2, "wanted, and there"
+    assert not plane.fleet.grants and not plane.of_type(InstanceFailed) and not plane.of_type(ImageFailed)
+    assert list(small_disk.iterdir()) == [], "nothing half written"
+    seen = len(plane.events)
+    for _ in range(3):
+        await plane.worker.room.look()
+        plane.order(Tick())
+    await plane.restart_worker()
+    await plane.worker.room.look()
+    plane.order(Tick())
+    assert {e.type for e in plane.events[seen:]} <= {"NodeJoined"}, "and it is not tried for nothing"
+    subprocess.run(["mount", "-o", "remount,size=1g", str(small_disk)], check=True)
+    await plane.worker.room.look()
+    await plane.until(lambda: plane.of_type(ImageRoomFound))
+    await until_idle_on_disk(plane)
+    assert plane.processes() == [] and not plane.fleet.grants
+    assert len(plane.of_type(ImageRoomFound)) == 1 and plane.only().unsaved is None
+    again = await plane.load("a")
+    assert plane.of_type(InstanceUp)[-1].image is not None
+    assert await says(plane, again, "from there") == "You said: from there"
+
+
+async def test_an_idle_engine_that_found_no_room_on_disk_serves_as_before(plane: Plant, small_disk: Path) -> None:
+    await plane.register("a", idle=Idle(sleep_ms=1, saved_ms=1))
+    first = await plane.load("a")
+    await plane.until(lambda: plane.order(Tick()) and plane.only().unsaved)
+    again = await plane.load("a")
+    assert (again.pid, again.unsaved) == (first.pid, None)
+    assert await says(plane, again, "as before") == "You said: as before"
 
 
 async def test_criu_killed_in_the_middle_of_a_restore_leaves_no_orphan_and_a_cold_start_follows(

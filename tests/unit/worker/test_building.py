@@ -138,7 +138,15 @@ async def test_nobody_else_has_the_draft_while_it_is_published_or_removed(
 
 
 @pytest.mark.parametrize(
-    ("code", "blamed"), [("unknown_set", False), ("device_full", False), ("pool", False), ("restore_failed", True)]
+    ("code", "blamed"),
+    [
+        ("unknown_set", False),
+        ("device_full", False),
+        ("pool", False),
+        ("no_space", False),
+        ("over_quota", False),
+        ("restore_failed", True),
+    ],
 )
 async def test_an_image_is_blamed_for_what_it_is_itself_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, blamed: bool

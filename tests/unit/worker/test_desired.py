@@ -5,9 +5,12 @@ from controlplane.events import (
     AnyEvent,
     GrantGiven,
     GrantReturned,
+    ImageRoomFound,
+    InstanceCheckpointed,
     InstanceCreated,
     InstanceDirected,
     InstanceEnded,
+    InstanceSaved,
     InstanceSlept,
     InstanceUp,
     ModelCleared,
@@ -38,8 +41,13 @@ HISTORY: list[AnyEvent] = [
         took_ms=1, bytes_mapped=1, bytes_used=2,
     ),
     InstanceDirected(node="n1", instance="ins_1", rung=Rung.SLEEP),
-    InstanceSlept(node="n1", instance="ins_1", directive=8, pid=1, took_ms=1, bytes_used=1),
+    InstanceSlept(node="n1", instance="ins_1", directive=8, pid=1, took_ms=1, bytes_used=1, code="no_space", message="so"),
     GrantReturned(node="n1", device="d", instance="ins_1", grant=5),
+    ImageRoomFound(node="n1", instance="ins_1"),
+    InstanceDirected(node="n1", instance="ins_1", rung=Rung.CHECKPOINT, code="over_quota"),
+    InstanceCheckpointed(node="n1", instance="ins_1", directive=12, pid=1, took_ms=1, host_bytes=1, code="over_quota"),
+    InstanceDirected(node="n1", instance="ins_1", rung=Rung.SAVED),
+    InstanceSaved(node="n1", instance="ins_1", directive=14, image="img_1", took_ms=1),
     WeightsDismissed(node="n1", weight_set="ws_1", code="room"),
 ]  # fmt: skip
 
@@ -73,6 +81,7 @@ def test_following_gives_what_the_planes_state_gives_at_every_position() -> None
         for name, known in fresh.instances.items():
             mine = desired.instances[name]
             assert (mine.directive, mine.answered, mine.reached) == (known.directive, known.answered, known.reached)
+            assert mine.unsaved is known.unsaved
 
 
 def test_an_older_event_again_changes_nothing() -> None:

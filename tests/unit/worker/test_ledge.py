@@ -13,7 +13,7 @@ from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.ledge import Ledge, ledge
 from worker.local import LocalInstance
-from worker.moves import StepName
+from worker.moves import EngineState, StepName
 from worker.plan import plan
 
 
@@ -40,7 +40,7 @@ async def test_an_image_that_there_is_no_room_to_make_leaves_its_skeleton_asleep
 
 
 @pytest.mark.parametrize("failure", ["no_space", "over_quota"])
-@pytest.mark.parametrize("code", [REBUILD, "operator"])
+@pytest.mark.parametrize("code", [REBUILD, "operator", "idle"])
 async def test_an_image_that_the_disk_has_no_room_for_leaves_its_skeleton_asleep(code: str, failure: str) -> None:
     wanted = told(Rung.SLEEP if code == REBUILD else Rung.SAVED, code)
     found = await ledge(asleep(), wanted, StepName.BUILD, StepFailed(failure, "so"))
@@ -49,10 +49,20 @@ async def test_an_image_that_the_disk_has_no_room_for_leaves_its_skeleton_asleep
     assert [move.step for move in moves] == [StepName.DROP_CELLS], "and it is not begun again"
 
 
+@pytest.mark.parametrize("failure", ["no_space", "over_quota"])
+@pytest.mark.parametrize("code", ["operator", "idle"])
+async def test_an_image_that_the_disk_has_no_room_for_leaves_one_that_is_off_its_device_there(code: str, failure: str) -> None:
+    off = asleep()
+    off.seen = replace(off.seen, engine=EngineState.CHECKPOINTED)
+    wanted = told(Rung.SAVED, code)
+    found = await ledge(off, wanted, StepName.BUILD, StepFailed(failure, "so"))
+    assert found is not None and found.rung is Rung.CHECKPOINT
+    assert [move.step for move in plan(found.aim(wanted), off.seen)] == [StepName.DROP_CELLS], "and it waits for nothing"
+
+
 @pytest.mark.parametrize(
     ("rung", "code", "step", "failure"),
     [
-        (Rung.SAVED, "idle", StepName.BUILD, "no_space"),
         (Rung.SAVED, "evicted", StepName.BUILD, "over_quota"),
         (Rung.SLEEP, REBUILD, StepName.STAGE, "no_space"),
         (Rung.SLEEP, REBUILD, StepName.BUILD, "dump_failed"),

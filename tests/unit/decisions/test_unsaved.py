@@ -1,0 +1,103 @@
+"""Who was to go to disk and found no room there: it stays as it is, is not tried for nothing, and goes once there is room."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from controlplane.commands import Load, ReportImageRoom, Sleep, Tick
+from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, RENEW_AGAIN_MS
+from controlplane.fleet.images import unsaved
+from controlplane.rungs import Rung
+from controlplane.spec import Idle
+from tests.unit.decisions.spec import Story, plane, spec, with_models
+from tests.unit.decisions.test_images import MINUTE, built, saved
+
+LACKS = "an image needs about 9 GiB of room; /data/images has 8 GiB"
+
+
+def story_of(**idle: Any) -> tuple[Story, str]:
+    """Model `a` sleeps, and its time to go to disk has come."""
+    limits = {"sleep_ms": MINUTE, "saved_ms": 10 * MINUTE, "cold_ms": None} | idle
+    story = with_models(plane(), spec("a", size=800, idle=Idle(**limits))).bring_up("a")
+    name = story.instance_of("a").instance
+    story.given(Tick(), after_ms=MINUTE).report_slept(name)
+    story.when(Tick(), after_ms=10 * MINUTE).then("GrantGiven", ("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+    return story, name
+
+
+def falls_short(story: Story, name: str, code: str = "no_space") -> Story:
+    return story.when(replace(story.slept_report(name), code=code, message=LACKS))
+
+
+def room(story: Story, name: str) -> Story:
+    return story.when(ReportImageRoom(node="n1", instance=name, directive=story.directive(name)[0]))
+
+
+@pytest.mark.parametrize("code", ["no_space", "over_quota"])
+def test_an_idle_one_without_room_on_disk_sleeps_on_and_says_why_once(code: str) -> None:
+    story, name = story_of()
+    falls_short(story, name, code).then(
+        ("InstanceDirected", {"rung": Rung.SLEEP, "code": code}), ("InstanceSlept", {"code": code, "message": LACKS}),
+        "GrantReturned",
+    )  # fmt: skip
+    instance = story.fleet.instances[name]
+    assert (instance.rung, instance.directive_settled, instance.grant) == (Rung.SLEEP, True, None)
+    assert instance.unsaved is not None and (instance.unsaved.code, instance.unsaved.message) == (code, LACKS)
+    assert story.fleet.models["a"].set_back is None
+    assert not story.fleet.images
+    for _ in range(100):
+        story.when(Tick(), after_ms=60 * MINUTE).then_nothing()
+
+
+def test_it_goes_to_disk_once_its_node_has_found_room_which_is_told_once() -> None:
+    story, name = story_of()
+    falls_short(story, name)
+    story.given(Tick(), after_ms=60 * MINUTE)
+    room(story, name).then("ImageRoomFound")
+    room(story, name).then_nothing()
+    story.when(Tick()).then("GrantGiven", ("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+    saved(built(story), name)
+    assert story.fleet.instances[name].unsaved is None
+
+
+def test_room_that_is_gone_again_by_the_time_that_it_is_written_to_is_tried_less_and_less_often() -> None:
+    story, name = story_of(saved_ms=1)
+    waits = []
+    for _ in range(9):
+        falls_short(story, name)
+        room(story, name).then("ImageRoomFound")
+        waits.append(0)
+        while story.fleet.instances[name].directive_settled:
+            story.given(Tick(), after_ms=BACK_OFF_LIMIT_MS)
+            waits[-1] += BACK_OFF_LIMIT_MS
+    assert waits == [min(BACK_OFF_LIMIT_MS * 2**tries, RENEW_AGAIN_MS) for tries in range(9)]
+
+
+def test_one_that_finds_no_room_ends_after_its_own_limit() -> None:
+    story, name = story_of(cold_ms=30 * MINUTE)
+    falls_short(story, name)
+    story.when(Tick(), after_ms=30 * MINUTE - 1).then_nothing()
+    story.when(Tick(), after_ms=1).then(("InstanceDirected", {"rung": Rung.COLD, "code": "idle"}))
+
+
+def test_once_it_was_in_use_it_is_tried_anew() -> None:
+    story, name = story_of()
+    falls_short(story, name)
+    story.given(Load(model="a")).report_up("a").given(Sleep(model="a")).report_slept(name)
+    assert story.fleet.instances[name].unsaved is None
+    story.when(Tick(), after_ms=10 * MINUTE).then("GrantGiven", ("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+
+
+def test_it_needs_no_room_once_another_has_written_the_image() -> None:
+    story, name = story_of()
+    falls_short(story, name)
+    built(story)
+    assert unsaved(story.fleet, story.fleet.instances[name]) is None
+    story.when(Tick(), after_ms=10 * MINUTE).then(("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+
+
+def test_room_for_one_that_is_gone_or_lacks_none_says_nothing() -> None:
+    story, name = story_of()
+    room(story, name).then_nothing()
+    story.when(ReportImageRoom(node="n1", instance="ins_gone", directive=1)).then_nothing()
