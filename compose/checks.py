@@ -30,6 +30,7 @@ from compose.parts import pool_words
 from compose.pinchecks import pin_check
 from compose.remains import belonging
 from compose.supervisor import read_states
+from compose.unsavedchecks import unsaved_check
 from compose.vigil import GAVE_NO_ANSWER
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
@@ -56,6 +57,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield from _pool(data)
     yield from image_checks(data)
     yield from pin_check(data, running=running)
+    yield from unsaved_check(data, running=running)
     yield from _sources(data)
     yield _port(port, running)
     if running:

@@ -24,7 +24,7 @@ def pin_check(data: Path, *, running: bool) -> Iterator[Check]:
         return
     if settings is None or not settings.node.image_pins:
         return
-    idle = _told(data) if running and elsewhere() is None else None
+    idle = told(data, "notes") if running and elsewhere() is None else None
     if idle is None:
         idle = unnamed(settings)
     if idle:
@@ -42,12 +42,12 @@ def unnamed(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _told(data: Path) -> tuple[str, ...] | None:
-    """By the plane; None: it does not answer."""
+def told(data: Path, field: str) -> tuple[str, ...] | None:
+    """The plane's own sentences about its nodes, each once; None: it does not answer."""
     with contextlib.suppress(EnvironmentRefusal, ApiRefused):
         client = Client.of(data, LOOK_S)
         try:
-            return tuple(dict.fromkeys(note for node in client.get("api", "nodes") for note in node.get("notes", ())))
+            return tuple(dict.fromkeys(note for node in client.get("api", "nodes") for note in node.get(field, ())))
         finally:
             client.close()
     return None

@@ -228,7 +228,8 @@ class StagedPlane:
             ago_ms=ago_ms, because=directive.number, operation=directive.operation, actor="node:n1",
         )  # fmt: skip
 
-    def sleep(self, instance: str, ago_ms: int = 0) -> None:
+    def sleep(self, instance: str, ago_ms: int = 0, *, code: str = "", message: str = "") -> None:
+        """`code`, `message`: why it is only there."""
         found = self.fleet.instances[instance]
         grant = self.fleet.grants[found.grant or 0]
         told = self.emit(
@@ -236,7 +237,8 @@ class StagedPlane:
         )
         self.emit(
             InstanceSlept(
-                node=found.node, instance=instance, directive=told.position, pid=4243, took_ms=22, bytes_used=214 * MIB
+                node=found.node, instance=instance, directive=told.position, pid=4243, took_ms=22, bytes_used=214 * MIB,
+                code=code, message=message,
             ),
             ago_ms=ago_ms, because=told.position, actor="node:n1",
         )  # fmt: skip

@@ -34,6 +34,7 @@ def list_(data: Path, json: bool) -> None:
 def _list(data: Path, json: bool) -> None:
     with api(data) as client:
         found: list[dict[str, Any]] = client.get("api", "images")
+        unsaved = [] if json else [line for node in client.get("api", "nodes") for line in node.get("unsaved", ())]
     if json:
         echo_json(found)
         return
@@ -45,6 +46,8 @@ def _list(data: Path, json: bool) -> None:
         for one in found
     ]  # fmt: skip
     table("image", "node", "state", "size", "made", "used", "uses", "models", "reason", rows=rows, empty="no images")
+    for line in unsaved:
+        click.echo(line)
 
 
 @images.command()

@@ -11,6 +11,7 @@ from controlplane.spec import CELLS
 from controlplane.subjects import NodeBeat, Progress
 from web.rest import shapes
 from web.views.hostmemory import host
+from web.views.images import all_off_disk
 from web.views.models import belonging, shares_sleeping, state_of
 
 
@@ -23,7 +24,7 @@ def nodes(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.NodeView]:
             host=host(fleet, beats, node.node),
             devices=sorted(device.device for device in fleet.devices.values() if device.node == node.node),
             instances=sorted(instance.instance for instance in fleet.instances.values() if instance.node == node.node),
-            notes=list(idle_pins(fleet, node.image_pins)),
+            notes=list(idle_pins(fleet, node.image_pins)), unsaved=list(all_off_disk(fleet, node.node)),
         )
         for node in sorted(fleet.nodes.values(), key=lambda node: node.node)
     ]  # fmt: skip

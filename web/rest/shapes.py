@@ -21,6 +21,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     instances: list[str]
     notes: list[str]
     """Lines of its settings that mean nothing as things are, and what to write."""
+    unsaved: list[str]
+    """Which instances are not on disk, where they were to go, and why."""
 
 
 class CellsView(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from controlplane.fleet import ANEW, REBUILD, Fleet, Image
-from controlplane.fleet.images import is_pinned, models_of, settings_pin
+from controlplane.fleet import ANEW, DISK_FULL, REBUILD, Fleet, Image, Instance
+from controlplane.fleet.images import is_pinned, models_of, settings_pin, unsaved
 from controlplane.rungs import Rung
 from web.views.figures import size
 from web.views.hues import hues
@@ -46,6 +46,25 @@ def images(fleet: Fleet, node: str) -> tuple[ImageView, ...]:
         )
         for image in there
     )  # fmt: skip
+
+
+def off_disk(fleet: Fleet, instance: Instance) -> str:
+    """Why an instance is not on disk, where it was to go, and what comes of that; empty: it was not, or is."""
+    why = unsaved(fleet, instance)
+    if why is None or instance.rung not in (Rung.SLEEP, Rung.CHECKPOINT):
+        return ""
+    model, outlook = fleet.models.get(instance.model or ""), ""
+    if why.room:
+        outlook = "; there is room by now"
+    elif why.code in DISK_FULL and model is not None and model.spec.idle.saved_ms is not None:
+        outlook = "; it is tried again once there is room"
+    return f"not on disk ({why.code}): {why.message}{outlook}"
+
+
+def all_off_disk(fleet: Fleet, node: str) -> tuple[str, ...]:
+    """A sentence for each instance of the node that is not on disk, where it was to go."""
+    there = sorted((i for i in fleet.instances.values() if i.node == node), key=lambda i: i.instance)
+    return tuple(f"{i.instance} ({i.model or 'no model'}) is {why}" for i in there if (why := off_disk(fleet, i)))
 
 
 def actions(fleet: Fleet, image: Image) -> tuple[str, ...]:

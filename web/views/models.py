@@ -11,6 +11,7 @@ from controlplane.subjects import NodeBeat
 from controlplane.unopened import unopened
 from web.views.figures import share, size
 from web.views.hues import hues
+from web.views.images import off_disk
 from web.views.standing import Progress, reported, shown_model, standing
 
 
@@ -143,8 +144,8 @@ def state_of(fleet: Fleet, beats: Mapping[str, NodeBeat], model: Model, own: lis
         doing = "" if progress else "a node opens its source" if fleet.nodes else "waits for a node to join"
         return State(tone="climb", words="inspecting", since_ms=model.registered_ms, message=doing, progress=progress)
     if stands:
-        found, _ = stands[0]
-        return State(tone="sleep", words=found.words, since_ms=found.since_ms)
+        found, instance = stands[0]
+        return State(tone="sleep", words=found.words, since_ms=found.since_ms, message=off_disk(fleet, instance))
     if shares_sleeping(fleet, model):
         return State(tone="sleep", words="skeleton asleep", message="wakes from a skeleton it shares")
     on_disk = any(i.state == "ok" and i.configuration == model.facts.configuration for i in fleet.images.values())

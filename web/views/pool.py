@@ -11,7 +11,7 @@ from controlplane.subjects import NodeBeat
 from web.views.figures import percent
 from web.views.hostmemory import host
 from web.views.hues import hues
-from web.views.images import ImageView, images
+from web.views.images import ImageView, images, off_disk
 
 
 class SetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,8 @@ class SleeperView(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
     words: str = "asleep"
     """`off its device`: the bytes are the host's."""
+    why: str = ""
+    """It is not on disk, where it was to go."""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,7 @@ def _sleepers(fleet: Fleet, node: str) -> tuple[SleeperView, ...]:
             bytes_used=i.bytes_used or i.host_bytes,
             since_ms=i.since_ms,
             words="asleep" if i.rung is Rung.SLEEP else "off its device",
+            why=off_disk(fleet, i),
         )
         for i in sorted(asleep, key=lambda i: (i.since_ms, i.instance))
     )

@@ -20,9 +20,15 @@ IMAGE: dict[str, Any] = {
 
 
 class Plane:
-    def get(self, *path: str) -> dict[str, Any]:
-        assert path == ("api", "images", "img_1")
-        return IMAGE
+    def get(self, *path: str) -> Any:
+        match path:
+            case ("api", "images"):
+                return [IMAGE]
+            case ("api", "nodes"):
+                return [{"unsaved": ["ins_1 (a) is not on disk (no_space): it needs 2 GiB; there is 1 GiB"]}]
+            case _:
+                assert path == ("api", "images", "img_1")
+                return IMAGE
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +55,10 @@ def test_an_image_is_inspected_in_lines_and_in_json_where_asked_for(tmp_path: Pa
     assert shown["size"] == "3.0 GiB on disk, and 1.0 GiB of zeros in memory"
     assert (shown["models"], shown["used"], shown["uses"]) == ("a, b", "never", "2")
     assert "saved to it" not in shown, "nothing is"
+
+
+def test_the_list_says_which_engines_are_not_on_disk_and_why(tmp_path: Path) -> None:
+    result = CliRunner().invoke(enginehouse, ["--data", str(tmp_path), "images"])
+    assert result.output.splitlines()[-1] == "ins_1 (a) is not on disk (no_space): it needs 2 GiB; there is 1 GiB"
+    plain = CliRunner().invoke(enginehouse, ["--data", str(tmp_path), "images", "list", "--json"])
+    assert json.loads(plain.output) == [IMAGE]

@@ -1,4 +1,4 @@
-"""What `doctor` says of pins that pin nothing."""
+"""What `doctor` says of pins that pin nothing, and of engines that are not on disk."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 from compose import pinchecks
 from compose.pinchecks import pin_check
 from compose.refusal import ApiRefused
+from compose.unsavedchecks import unsaved_check
 from controlplane.plane import Plane
 
 MODEL = '[[model]]\nname = "writer"\nsource = "fake:"\nengine = "fake"\n'
@@ -59,3 +60,19 @@ def test_a_plane_that_runs_knows_better(tmp_path: Path, monkeypatch: pytest.Monk
     assert (line.verdict, line.found) == ("note", "no such thing")
     [line] = pin_check(tmp_path, running=True)
     assert '"writr"' in line.found, "it does not answer: the file is all there is"
+
+
+def test_engines_that_are_not_on_disk_are_a_note_while_the_plane_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENGINEHOUSE_URL", raising=False)
+
+    class Knows:
+        def get(self, *path: str) -> Any:
+            return [{"unsaved": ["ins_1 (a) is not on disk (no_space): so"]}, {"unsaved": []}, {}]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(pinchecks.Client, "of", staticmethod(lambda data, timeout_s: Knows()))
+    assert list(unsaved_check(tmp_path, running=False)) == []
+    [line] = unsaved_check(tmp_path, running=True)
+    assert (line.name, line.verdict, line.found) == ("unsaved", "note", "ins_1 (a) is not on disk (no_space): so")
+    assert "quota" in line.cure

@@ -1,6 +1,7 @@
 """The routes of the pages, without a browser: what they answer, escaped, by page, with errors that say what to do."""
 
 import hashlib
+import html
 import re
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from litestar.testing import TestClient
 from msgspec.structs import replace
 
 from controlplane.commands import Load
-from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelSetBack
+from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ImageRoomFound, ModelSetBack
 from controlplane.refusal import Code, Refused
 from controlplane.spec import Idle
 from tests.busyplane import busy
@@ -21,6 +22,7 @@ from tests.staged import StagedPlane
 from web.pages import Site, Stage, router, static
 from web.pages.stories import idle_words, why_words
 from web.pages.templates import STATIC, TEMPLATES, integrity
+from web.rest import portray
 from web.views.requests import RequestRow
 
 NOW = 1_800_000_000_000
@@ -278,6 +280,27 @@ def test_skeletons_on_disk_are_shown_with_size_age_and_what_is_wrong(plane: Stag
     assert "<b>stale</b> (engine_changed: so)" in page
     assert "<b>pinned</b>" in page
     assert EVIL not in page
+
+
+def test_an_engine_that_found_no_room_on_disk_says_so_wherever_it_is_shown(
+    plane: StagedPlane, client: TestClient[Litestar]
+) -> None:
+    lacks = "an image needs about 9.0 GiB of room; /data/images has 8.0 GiB <b>"
+    plane.model("writer", "cfg_w")
+    plane.instance("ins_w", "cfg_w")
+    plane.climb("ins_w", "writer", plane.device("cpu9"), 0, 8)
+    plane.up("ins_w", weight_set="ws_w")
+    assert portray.nodes(plane.fleet, {})[0].unsaved == []
+    plane.sleep("ins_w", code="no_space", message=lacks)
+    told = f"not on disk (no_space): {lacks}"
+    assert portray.nodes(plane.fleet, {})[0].unsaved == [f"ins_w (writer) is {told}"]
+    [model] = [m for m in portray.models(plane.fleet, {}) if m.model == "writer"]
+    assert (model.state, model.why) == ("sleep", told)
+    assert client.get("/").text.count(html.escape(told)) >= 2, "at the model, and at the skeleton"
+    plane.emit(ImageRoomFound(node="n1", instance="ins_w"))
+    assert portray.nodes(plane.fleet, {})[0].unsaved == [f"ins_w (writer) is {told}; there is room by now"]
+    plane.emit(ImageBuilt(node="n1", image="img_9", configuration="cfg_w", size_bytes=1))
+    assert portray.nodes(plane.fleet, {})[0].unsaved == [], "it has no image to write any more"
 
 
 @pytest.mark.parametrize(

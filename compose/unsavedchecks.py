@@ -1,0 +1,17 @@
+"""Which engines of a plane that runs here are not on disk, where they were to go, and why."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from compose.check import Check
+from compose.client import elsewhere
+from compose.pinchecks import told
+
+_CURE: Final = "Make room on that disk, or give images more of it ([images] quota): they go there as soon as there is room."
+
+
+def unsaved_check(data: Path, *, running: bool) -> Iterator[Check]:
+    """Nothing where all are where they should be, or no plane runs."""
+    if running and elsewhere() is None and (unsaved := told(data, "unsaved")):
+        yield Check(name="unsaved", verdict="note", found="; ".join(unsaved), cure=_CURE)
