@@ -1,4 +1,5 @@
-"""A whole plane on two GPUs: a gang over both, one of its ranks killed, a live model that goes from one to the other and back.
+"""A whole plane on two GPUs: a gang over both, one of its ranks killed, a live model that goes from one to the other and back,
+a sleeper that comes to the one that is free.
 
 `python -m tests.bench.bench_gpu_pair --shape 1.5b --work DIR --json FILE [--seconds 180] [--logs FILE]`
 
@@ -21,6 +22,7 @@ import structlog
 
 from tests.bench import pairparts
 from tests.bench.pairmodels import MODELS, settings
+from tests.bench.planefigures import words
 from tests.planeprocesses import PlaneProcesses
 
 BEGUN = time.monotonic()
@@ -73,6 +75,7 @@ async def measured(plane: PlaneProcesses, notes: Notes, machine: Path | None, mo
     await notes.part("solo up", pair.solo_up, needs_s=20, limit_s=100)
     for number in range(moves):
         await notes.part(f"move {number}", pair.move, needs_s=10, after="solo up")
+    await notes.part("fetched", pair.fetched, needs_s=30 if machine is None else 5, limit_s=80, after="solo up")
     await notes.part("gang after all", pair.gang_again, needs_s=45 if machine is None else 5, limit_s=120, after="gang up")
     await notes.part("audit", pair.audit, needs_s=0)
 
@@ -111,7 +114,7 @@ def main() -> int:
         notes.note("ended early", {"failed": traceback.format_exc()[-2500:]})
     finally:
         if options.logs is not None:
-            options.logs.write_text(pairparts.words(plane))
+            options.logs.write_text(words(plane))
         try:
             plane.finish()
             notes.note("end", {"there": True})

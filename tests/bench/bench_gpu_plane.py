@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from tests.bench.planecallers import Asked
-from tests.bench.planefigures import asleep, figures_of
+from tests.bench.planefigures import asleep, figures_of, words
 from tests.bench.planemodels import PROMPTS, fresh, made_together, played, settings
 from tests.planeprocesses import PlaneProcesses
 
@@ -93,15 +93,10 @@ def main() -> int:
     finally:
         options.json.write_text(json.dumps(figures, indent=1))
         if options.logs is not None:
-            options.logs.write_text(_words(plane))
+            options.logs.write_text(words(plane))
         plane.finish()
     say(json.dumps(figures["good"]))
     return 0 if all(figures["good"].values()) else 1
-
-
-def _words(plane: PlaneProcesses) -> str:
-    files = [*sorted((plane.data / "logs").rglob("*.log")), *sorted((plane.data / "run" / "inst").rglob("*.log"))]
-    return "\n".join(f"--- {file.relative_to(plane.data)}\n{file.read_text(errors='replace')[-6000:]}" for file in files)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Models for a bench of a plane on two GPUs: one that goes over both, one that fits on half of one."""
+"""Models for a bench of a plane on two GPUs: one goes over both, one fits on half of one, one wants a whole one."""
 
 import os
 from pathlib import Path
 
-MODELS = {"pair": "{ gpus = 2 }", "solo": '"1/2"'}
+MODELS = {"pair": "{ gpus = 2 }", "solo": '"1/2"', "whole": '"1"'}
 """Name -> share."""
 PLAYED = tuple(f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2))
 
@@ -18,17 +18,18 @@ def settings(work: Path, shape: str, *, standin: bool) -> tuple[str, dict[str, s
         sources = {
             "pair": tiny(machine / "sources" / "pair", "llama", 1),
             "solo": tiny(machine / "sources" / "solo", "qwen3", 2),
+            "whole": tiny(machine / "sources" / "whole", "llama", 3),
         }
         environment = install(machine, dict.fromkeys(PLAYED, 128 << 20))
         return _text(sources, "256MiB", "16MiB", "16MiB", 256), environment, machine
     from tests.bench.planemodels import made_together
 
-    sources = made_together(work, {"pair": ("tiny", 1), "solo": (shape, 2)})
+    sources = made_together(work, {"pair": ("tiny", 1), "solo": (shape, 2), "whole": ("tiny", 3)})
     return _text(sources, "8GiB", "2GiB", "4GiB", 1024), {}, None
 
 
 def _text(sources: dict[str, Path], pool: str, pair_kv: str, solo_kv: str, context: int) -> str:
-    kv = {"pair": pair_kv, "solo": solo_kv}
+    kv = {"pair": pair_kv, "solo": solo_kv, "whole": pair_kv}
     models = [
         f'[[model]]\nname = "{name}"\nsource = "{sources[name]}"\nengine = "vllm"\nshare = {share}\n'
         'idle = { sleep = "never", cold = "never" }\n'

@@ -17,7 +17,7 @@ import msgspec
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, Instance
 from controlplane.rungs import Rung
-from tests.bench.planefigures import beat_of, events_of, fleet_of
+from tests.bench.planefigures import beat_of, events_of, fleet_of, move_figure
 from tests.bench.planemodels import prompts_of
 from tests.planeprocesses import PlaneProcesses
 from worker import gpus
@@ -26,8 +26,6 @@ from worker.processes import in_session
 COLD_S: Final = 170.0
 BACK_S: Final = 5.0
 """Within this, everything of a gang is back whose rank was killed."""
-OVER_COPY: Final = 1.1
-MOVE_MS: Final = 400.0
 LONG: Final = 900
 """Tokens: two seconds of a tiny model. Played ones have no room for so many, and are held instead."""
 LONG_PLAYED: Final = 100
@@ -132,9 +130,29 @@ class Pair:
         failed = [msgspec.to_builtins(e.event) for e in await self._since(head) if e.type == "InstanceFailed"]
         there, same = after.device == target.device, one == other and again == self._first["solo"]
         return {
-            "figure": _figure(ups[-1]) if ups else None, "there": there, "same": same, "waited_s": [waited, waited_too],
+            "figure": move_figure(ups[-1]) if ups else None, "there": there, "same": same, "waited_s": [waited, waited_too],
             "same_process": after.pid == instance.pid, "cli": moved, "failed_events": failed, "up": ups,
             "good": not moved[0] and there and same and not failed,
+        }  # fmt: skip
+
+    async def fetched(self) -> Row:
+        """A sleeper whose GPU another model has taken whole comes to the free one; no skeleton is started for it."""
+        instance = self._up(await self._fleet(), "solo")
+        told = [await self._cli("sleep", "solo")]
+        _, cold_s = await self._ask("whole")
+        if self._up(await self._fleet(), "whole").device != instance.device:
+            told.append(await self._cli("move", "whole", "--to", str(instance.device)))
+        head = (await self._fleet()).position
+        again, took_s = await self._ask("solo")
+        fleet = await self._fleet()
+        after, whole = self._up(fleet, "solo"), self._up(fleet, "whole")
+        fetched = [
+            e for e in await self._since(head) if e.type == "InstanceDirected" and getattr(e.event, "code", "") == "fetched"
+        ]
+        same, came = again == self._first["solo"], after.pid == instance.pid and after.device != instance.device == whole.device
+        return {
+            "cold_s": cold_s, "answer_s": took_s, "same": same, "came": came, "fetched": len(fetched), "told": told,
+            "up": await self._ups(head), "good": same and came and len(fetched) == 1 and not any(code for code, *_ in told),
         }  # fmt: skip
 
     async def audit(self) -> Row:
@@ -232,22 +250,8 @@ def _body(model: str, prompt: str, tokens: int) -> Row:
     return {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
 
 
-def _figure(up: Row) -> Row:
-    """The goal of a move follows from what its driver's calls and its copy took, by the same climb's steps."""
-    steps = up["steps"]
-    copy_ms = max(steps.get("fill", 0), steps.get("attach", 0))
-    goal = steps.get("checkpoint", 0) + steps.get("cuda_restore", 0) + OVER_COPY * copy_ms + MOVE_MS
-    return {"whole_ms": up["whole_ms"], "goal_ms": round(goal, 1), "met": up["whole_ms"] <= goal}
-
-
 def _alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def words(plane: PlaneProcesses) -> str:
-    """The ends of its logs, engines' included."""
-    files = [*sorted((plane.data / "logs").rglob("*.log")), *sorted((plane.data / "run" / "inst").rglob("*.log"))]
-    return "\n".join(f"--- {file.relative_to(plane.data)}\n{file.read_text(errors='replace')[-12000:]}" for file in files)

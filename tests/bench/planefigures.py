@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import msgspec
@@ -19,6 +19,9 @@ from tests.planeprocesses import PlaneProcesses
 
 SLACK_BYTES = 64 << 20
 """Between what a sleeper was measured to use when it fell asleep and what it uses at the end."""
+OVER_COPY: Final = 1.1
+MOVE_MS: Final = 400.0
+"""Of the goal of a move: these times the copy, and this much besides."""
 
 
 async def fleet_of(plane: PlaneProcesses) -> Fleet:
@@ -94,3 +97,17 @@ async def figures_of(
         "the fold is the driver's": clean and abs(slept - skeletons) <= SLACK_BYTES,
     }
     return figures
+
+
+def move_figure(up: dict[str, Any]) -> dict[str, Any]:
+    """The goal of a move follows from what its driver's calls and its copy took, by the same climb's steps."""
+    steps = up["steps"]
+    copy_ms = max(steps.get("fill", 0), steps.get("attach", 0))
+    goal = steps.get("checkpoint", 0) + steps.get("cuda_restore", 0) + OVER_COPY * copy_ms + MOVE_MS
+    return {"whole_ms": up["whole_ms"], "goal_ms": round(goal, 1), "met": up["whole_ms"] <= goal}
+
+
+def words(plane: PlaneProcesses) -> str:
+    """The ends of its logs, engines' included."""
+    files = [*sorted((plane.data / "logs").rglob("*.log")), *sorted((plane.data / "run" / "inst").rglob("*.log"))]
+    return "\n".join(f"--- {file.relative_to(plane.data)}\n{file.read_text(errors='replace')[-12000:]}" for file in files)
