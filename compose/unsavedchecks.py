@@ -8,7 +8,10 @@ from compose.check import Check
 from compose.client import elsewhere
 from compose.pinchecks import told
 
-_CURE: Final = "Make room on that disk, or give images more of it ([images] quota): they go there as soon as there is room."
+_CURE: Final = (
+    "Where there is no room: make some, or give images more of the disk ([images] quota), and they go there by themselves. "
+    "What another version has started: `enginehouse stop` its model, and load it again."
+)
 
 
 def unsaved_check(data: Path, *, running: bool) -> Iterator[Check]:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from worker import processes
+from worker.images.fingerprint import Fingerprint
 from worker.processes import Process
 
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -40,6 +41,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     configuration: str
     kind: str = ""
     """The engine's name, as in a model's spec."""
+    started: Fingerprint | None = None
+    """What its process was started with, before it was in any image; None: nobody wrote it down."""
     holder: Process | None = None
     warden: Process | None = None
     """Who ends what is left once the holder has ended, where no namespace does; it ends itself then."""

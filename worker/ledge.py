@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.fleet import DISK_FULL, MOVE, REBUILD
+from controlplane.fleet import DISK_FULL, ENGINE_OUTDATED, MOVE, REBUILD
 from controlplane.rungs import Rung
 from worker.desired import Wanted
 from worker.engines.messages import Health
@@ -21,8 +21,8 @@ NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
 POOL_FULL: Final = frozenset({"over_budget", "no_room"})
 """Failures of a staging: the engine has no part in it."""
 CAN_STAY: Final = frozenset({"operator", "idle", MOVE, REBUILD})
-"""Codes of directives off a device that nobody needs at once: without memory of the host, or room on the disk, the engine may
-stay as it is."""
+"""Codes of directives off a device that nobody needs at once: without memory of the host, or room on the disk, or if no image
+can be made of it, the engine may stay as it is."""
 
 
 class Ledge(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Ledge(Struct, frozen=True):
 
 
 def stays_unsaved(wanted: Wanted) -> bool:
-    """Whether an engine whose image the disk has no room for is left as it was."""
+    """Whether an engine whose image can't be made, by no fault of its own, is left as it was."""
     return wanted.directive is not None and wanted.directive.code in CAN_STAY
 
 
@@ -52,7 +52,8 @@ async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: S
         return None
     if failure.code == "no_device_memory" and local.seen.engine is EngineState.CHECKPOINTED:
         return Ledge(d.number, Rung.CHECKPOINT, failure)  # looked for before the driver was asked anything
-    if failure.code in DISK_FULL and step is StepName.BUILD and stays_unsaved(wanted):
+    no_disk = failure.code in DISK_FULL and step is StepName.BUILD
+    if (no_disk or failure.code == ENGINE_OUTDATED) and stays_unsaved(wanted):
         match local.seen.engine:
             case EngineState.CONNECTED:
                 return Ledge(d.number, Rung.SLEEP, failure)

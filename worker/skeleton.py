@@ -59,6 +59,7 @@ async def start_engine(local: LocalInstance) -> None:
     if shelved.draft is not None:
         told["draft_model"] = str(shelved.draft)
     arguments = msgspec.json.encode(told).decode()
+    local.directory.edit(started=await asyncio.to_thread(local.site.images.started, local.record.configuration, spec.engine))
     if local.seen.own_layout:
         await see_room(local.record.devices, (shelved.facts.weight_bytes + shelved.facts.kv_bytes) // spec.gpus)
     argv = (
@@ -94,6 +95,8 @@ async def _started(local: LocalInstance, argv: tuple[str, ...]) -> Held:
     if held.engine is None:  # a worker that is gone had begun to bring one back
         await local.holder.kill(0)
         held = await local.holder.start(argv)
+    else:
+        local.directory.edit(started=None)  # not by us
     return held
 
 

@@ -33,7 +33,7 @@ from controlplane.events import (
 )
 from controlplane.fleet.callers import Operation
 from controlplane.fleet.images import is_pinned, unsaved
-from controlplane.fleet.members import ANEW, REBUILD, Image, Instance, Model
+from controlplane.fleet.members import ANEW, ENGINE_OUTDATED, REBUILD, Image, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.quantities import need_and_limit
 from controlplane.refusal import Code, Refused
@@ -121,6 +121,8 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
     if not any(i.state == "ok" for i in known) and (broken := next((i for i in known if i.state == "failed"), None)):
         cure = f"`images rebuild {broken.image}` allows it again"
         return "image_failed", f"its image {broken.image} has failed ({broken.code}: {broken.message}); {cure}"
+    if (why := unsaved(fleet, instance)) is not None and why.code == ENGINE_OUTDATED:
+        return ENGINE_OUTDATED, why.message
     return None
 
 

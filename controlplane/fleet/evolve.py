@@ -157,7 +157,7 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one ca
         case ModelCleared() as e:
             return models.cleared(fleet, e, at)
         case NodeJoined() as e:
-            return nodes.joined(fleet, e)
+            return instances.judged_anew(nodes.joined(fleet, e), e.node)
         case NodeFellSilent() | NodeHeardAgain() as e:
             return nodes.heard(fleet, e)
         case NodeLimitsChanged() as e:

@@ -16,7 +16,7 @@ from controlplane.events import (
     InstanceUp,
 )
 from controlplane.fleet import images, requests, weights
-from controlplane.fleet.members import DISK_FULL, Directive, Instance, Unsaved
+from controlplane.fleet.members import DISK_FULL, ENGINE_OUTDATED, Directive, Instance, Unsaved
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
@@ -51,7 +51,8 @@ def up(fleet: Fleet, e: InstanceUp, at: int) -> Fleet:
         since_ms=known.since_ms if again else at, served=known.served if again else 0,
         idle_since_ms=known.idle_since_ms if again else at, revision=e.revision,
         weight_set=e.weight_set, endpoint=e.endpoint, pid=e.pid, bytes_mapped=e.bytes_mapped, bytes_used=e.bytes_used,
-        host_bytes=0, image=e.image or known.image, unsaved=None,
+        host_bytes=0, image=e.image or known.image,
+        unsaved=known.unsaved if _outdated(known) and e.pid == known.pid else None,
     )  # fmt: skip
     if e.grant == known.moving_to and (grant := fleet.grants.get(e.grant)) is not None:
         risen = changed(risen, e.instance, grant=e.grant, device=grant.device, moving_to=None)
@@ -82,10 +83,22 @@ def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
 
 
 def _unsaved(known: Instance, e: InstanceSlept | InstanceCheckpointed) -> Unsaved | None:
-    """It stands until it was up, or is on disk."""
-    if e.code not in DISK_FULL:
+    """It stands until it was up, or is on disk; of an outdated process for as long as that lives."""
+    if e.code not in DISK_FULL | {ENGINE_OUTDATED}:
         return known.unsaved
     return Unsaved(e.code, e.message, known.unsaved.tries + 1 if known.unsaved is not None else 1)
+
+
+def _outdated(known: Instance) -> bool:
+    return known.unsaved is not None and known.unsaved.code == ENGINE_OUTDATED
+
+
+def judged_anew(fleet: Fleet, node: str) -> Fleet:
+    """Its worker may be of another version than the one that found an engine outdated."""
+    for known in fleet.instances.values():
+        if known.node == node and _outdated(known):
+            fleet = changed(fleet, known.instance, unsaved=None)
+    return fleet
 
 
 def room_found(fleet: Fleet, e: ImageRoomFound) -> Fleet:

@@ -21,6 +21,8 @@ ANEW: Final = "operator"
 
 DISK_FULL: Final = frozenset({"no_space", "over_quota"})
 """Codes of what could not go to disk: the disk had no room, or what images may take of it."""
+ENGINE_OUTDATED: Final = "engine_outdated"
+"""Code of what can't go to disk: its process was started by another version, and an image would be none of today's."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):

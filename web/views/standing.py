@@ -18,7 +18,7 @@ CAUSES = {
     "no_host_memory": "too much of its host's memory is taken", "no_device_memory": "its device has no room for it",
     "no_memory": "its host has no room for it", "device_full": "its device has no room for it",
     "over_budget": "the pool has no room for its weights", "no_space": "its disk has no room for its image",
-    "over_quota": "its image would be over the quota",
+    "over_quota": "its image would be over the quota", "engine_outdated": "another version has started it",
 }  # fmt: skip
 """Directive code -> why, as it reads after a colon."""
 

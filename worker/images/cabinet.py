@@ -40,6 +40,7 @@ class Cabinet:
     ) -> None:
         self.store = Store(data / "images")
         self._node = node
+        facts.our_code()  # before anybody can have put other files there
         loop = asyncio.get_running_loop()
         self._report: Callable[[OfImage], None] = lambda body: _soon(loop, report, body)
         self.apart = namespaces.possible() is None
@@ -89,6 +90,11 @@ class Cabinet:
     def fingerprint(self, configuration: str, engine: str) -> Fingerprint:
         """Of an engine of that configuration, as it would be started here and now."""
         return facts.fingerprint(configuration, engine, self._node, self.criu, apart=self.apart)
+
+    def started(self, configuration: str, engine: str) -> Fingerprint:
+        """Of an engine that is about to be started, by the files that it will read."""
+        code = facts.code_on_disk()
+        return facts.fingerprint(configuration, engine, self._node, self.criu, apart=self.apart, code=code)
 
     def writing(self, image: str) -> asyncio.Lock:
         """Held by whoever writes that image: all its drafts have one name."""

@@ -28,11 +28,11 @@ _NOTE_LIMIT: Final = 64 * 1024
 """The note with the build-id stands near the beginning of a library."""
 
 
-def fingerprint(configuration: str, engine: str, node: str, criu: Criu, *, apart: bool) -> Fingerprint:
-    """Of an engine as it would be started now."""
+def fingerprint(configuration: str, engine: str, node: str, criu: Criu, *, apart: bool, code: str = "") -> Fingerprint:
+    """Of an engine as it would be started now. `code`: if not by what this process runs."""
     versions = " ".join(f"{name}-{_version(name)}" for name in LIBRARIES.get(engine, ()))
     return Fingerprint(
-        configuration=configuration, engine=f"{engine} {versions} {our_code()}".replace("  ", " "),
+        configuration=configuration, engine=f"{engine} {versions} {code or our_code()}".replace("  ", " "),
         python=f"{sys.version} {sys.executable}", torch=_version("torch") if engine != "fake" else "",
         kernel=f"{os.uname().release} {os.uname().version}", libc=" ".join(platform.libc_ver()), criu=criu.version,
         cpu=processor(), **(_of_gpus() if engine in ON_GPU else {}), namespaces="apart" if apart else "shared", node=node,
@@ -46,16 +46,22 @@ def _of_gpus() -> dict[str, str]:
     return {"driver": gpus.driver_version(), "cuda": gpus.cuda_version(), "gpu": f"{names}, {len(there)} of them"}
 
 
-@functools.cache
-def our_code() -> str:
+def code_on_disk() -> str:
     """A digest of the packages of ours that run inside an engine, for an image of other code would speak another wire, and of
-    what lays out the bulk of its memory: code that knows nothing of it would bring back an engine with pages of zeros."""
+    what lays out the bulk of its memory: code that knows nothing of it would bring back an engine with pages of zeros.
+
+    As an engine that starts now reads it: the files may be newer than what this process runs.
+    """
     digest = blake3()
     inside = [path for package in (worker.engines, pool) for path in sorted(Path(package.__path__[0]).glob("*.py"))]
     for path in (*inside, *(Path(str(module.__file__)) for module in LAYING_OUT)):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest(length=8)
+
+
+our_code: Final = functools.cache(code_on_disk)
+"""As it was when this process first asked: at its start (`Cabinet`)."""
 
 
 @functools.cache

@@ -15,6 +15,8 @@ REASONS: Final = {
     "namespaces": "namespaces_changed", "node": "node_changed",
 }  # fmt: skip
 """Field -> the stable reason of a refusal, in the order in which they are looked at."""
+OF_START: Final = frozenset(REASONS) - {"configuration", "criu", "node"}
+"""Fields that an engine has from its start, whoever writes it to disk later, and with what."""
 FILES_CHANGED: Final = "files_changed"
 
 
@@ -75,6 +77,22 @@ def difference(made: Fingerprint, now: Fingerprint) -> Refusal | None:
         if was != is_:
             return Refusal(code, str(was), str(is_))
     return None
+
+
+def outdated(started: Fingerprint | None, now: Fingerprint) -> str:
+    """Why an image of an engine would not be what its fingerprint says, as a sentence; empty: it would be.
+
+    Args:
+        started: what the engine was started with; None: whoever started it did not write that down. now: of one that would be
+            started now.
+    """
+    if started is None:
+        return "the engine was started by a version that did not write down with what"
+    for field in REASONS:
+        was, is_ = getattr(started, field), getattr(now, field)
+        if field in OF_START and was != is_:
+            return f"the engine was started by another version ({field} {was!r}, and {is_!r} now)"
+    return ""
 
 
 def changed_file(made: tuple[MappedFile, ...], now: tuple[MappedFile | None, ...]) -> Refusal | None:

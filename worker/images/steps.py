@@ -7,11 +7,13 @@ from typing import Final
 
 import structlog
 
+from controlplane.fleet import ENGINE_OUTDATED
 from controlplane.quantities import need_and_limit
 from controlplane.rungs import Rung
 from worker import checkpoint, hostmemory, knownanswer, parked
 from worker.desired import Wanted
 from worker.failure import StepFailed
+from worker.images.fingerprint import outdated
 from worker.images.manifest import ImageBroken, Manifest
 from worker.images.reading import Reading
 from worker.local import LocalInstance
@@ -27,11 +29,15 @@ log = structlog.get_logger("images")
 
 
 async def seek(local: LocalInstance, wanted: Wanted) -> None:
-    """Is this skeleton on disk already?"""
+    """Is this skeleton on disk already? Raises StepFailed (`engine_outdated`): it isn't, and can't be written."""
     record = local.directory.read()
     kind = record.kind if record is not None else ""
     found = await asyncio.to_thread(local.site.images.find, wanted.configuration, kind) if kind else None
     local.note(sought=True, kept=found.image if found is not None else None)
+    if found is None and record is not None and kind:
+        now = await asyncio.to_thread(local.site.images.fingerprint, wanted.configuration, kind)
+        if why := outdated(record.started, now):
+            raise StepFailed(ENGINE_OUTDATED, f"{why}: stop it and load it again")
 
 
 async def restore(local: LocalInstance, wanted: Wanted) -> int:
@@ -105,7 +111,7 @@ async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, 
     kind, assigned = manifest.fingerprint.engine.partition(" ")[0], local.shelved
     assert assigned is not None, "prepared before"
     local.directory.edit(  # before it is there: should this worker die meanwhile, the next one knows what it finds
-        kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes,
+        kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes, started=manifest.fingerprint,
         **pretence(kind, assigned.model.spec.arguments),
     )  # fmt: skip
     held = await parked.asked(

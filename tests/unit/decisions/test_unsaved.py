@@ -5,13 +5,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controlplane.commands import Load, ReportImageRoom, Sleep, Tick
+from controlplane.commands import InstanceFound, Load, ReportImageRoom, Save, Sleep, Tick
 from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, RENEW_AGAIN_MS
+from controlplane.fleet import ENGINE_OUTDATED
 from controlplane.fleet.images import unsaved
+from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
-from tests.unit.decisions.spec import Story, plane, spec, with_models
-from tests.unit.decisions.test_images import MINUTE, built, saved
+from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
+from tests.unit.decisions.test_image_wishes import stale
+from tests.unit.decisions.test_images import MINUTE, built, house, saved
 
 LACKS = "an image needs about 9 GiB of room; /data/images has 8 GiB"
 
@@ -101,3 +104,52 @@ def test_room_for_one_that_is_gone_or_lacks_none_says_nothing() -> None:
     story, name = story_of()
     room(story, name).then_nothing()
     story.when(ReportImageRoom(node="n1", instance="ins_gone", directive=1)).then_nothing()
+
+
+def again(story: Story, name: str, pid: int) -> Story:
+    """Up and asleep once more."""
+    story.given(Load(model="a")).when(replace(story.up_report("a"), pid=pid))
+    return story.given(Sleep(model="a")).report_slept(name)
+
+
+def test_one_that_another_version_has_started_is_not_tried_again_while_its_process_lives() -> None:
+    story, name = story_of()
+    falls_short(story, name, ENGINE_OUTDATED).then("InstanceDirected", "InstanceSlept", "GrantReturned")
+    for _ in range(3):
+        story.when(Tick(), after_ms=60 * MINUTE).then_nothing()
+        story.when(Save(model="a")).then_refused(Code.NOT_AVAILABLE, reason=ENGINE_OUTDATED)
+        again(story, name, pid=1)
+    again(story, name, pid=2)
+    story.when(Tick(), after_ms=10 * MINUTE).then("GrantGiven", ("InstanceDirected", {"rung": Rung.SAVED, "code": "idle"}))
+
+
+def test_one_that_another_version_has_started_ends_after_its_own_limit() -> None:
+    story, name = story_of(cold_ms=30 * MINUTE)
+    falls_short(story, name, ENGINE_OUTDATED)
+    story.when(Tick(), after_ms=30 * MINUTE).then(("InstanceDirected", {"rung": Rung.COLD, "code": "idle"}))
+
+
+def test_one_that_another_version_has_started_goes_to_disk_where_todays_image_is() -> None:
+    story, name = story_of()
+    falls_short(story, name, ENGINE_OUTDATED)
+    built(story)
+    story.when(Tick(), after_ms=10 * MINUTE).then(("InstanceDirected", {"rung": Rung.SAVED, "grant": None}))
+
+
+def test_another_worker_judges_anew_what_another_version_has_started_and_knows_of_the_full_disk() -> None:
+    for code, kept in ((ENGINE_OUTDATED, False), ("no_space", True)):
+        story, name = story_of()
+        falls_short(story, name, code)
+        there = InstanceFound(name, Rung.SLEEP, "a", None)
+        story.given(hello(incarnation="inc_2", instances=(there,), weight_sets=("ws_a",)))
+        assert (story.fleet.instances[name].unsaved is not None) is kept
+
+
+def test_a_stale_image_is_not_asked_again_and_again_of_a_sleeper_that_another_version_has_started() -> None:
+    story = stale(built(house(cold_ms=None))).given(Sleep(model="a"))
+    name = story.instance_of("a").instance
+    story.report_slept(name).given(Tick())
+    assert story.directive(name)[1].code == "rebuild"
+    falls_short(story, name, ENGINE_OUTDATED).then("InstanceDirected", "InstanceSlept", "GrantReturned")
+    for _ in range(3):
+        story.when(Tick(), after_ms=RENEW_AGAIN_MS).then_nothing()

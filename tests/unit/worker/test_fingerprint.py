@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from worker.images.fingerprint import REASONS, Fingerprint, difference
+from worker.images.fingerprint import OF_START, REASONS, Fingerprint, difference, outdated
 
 MADE = Fingerprint(
     configuration="cfg_1", engine="vllm 0.26.0", python="3.12.3", torch="2.11.0", kernel="6.18", libc="2.39", criu="4.2.1",
@@ -27,3 +27,17 @@ def test_c23_a_fact_that_differs_is_named_with_both_values(field: str) -> None:
 
 def test_c23_every_fact_is_looked_at() -> None:
     assert set(REASONS) == set(Fingerprint.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", Fingerprint.__struct_fields__)
+def test_an_engine_is_outdated_by_what_it_has_from_its_start_alone(field: str) -> None:
+    now = msgspec.structs.replace(MADE, **{field: "of today"})
+    why = outdated(MADE, now)
+    assert bool(why) is (field in OF_START)
+    assert (repr(getattr(MADE, field)) in why and "'of today'" in why) is bool(why), "both values"
+    assert {"engine", "python", "torch", "libc"} <= OF_START and "criu" not in OF_START, "CRIU is that of whoever writes it"
+
+
+def test_an_engine_of_which_nothing_is_known_is_outdated() -> None:
+    assert outdated(MADE, MADE) == ""
+    assert "did not write down" in outdated(None, MADE)

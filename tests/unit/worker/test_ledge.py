@@ -60,9 +60,24 @@ async def test_an_image_that_the_disk_has_no_room_for_leaves_one_that_is_off_its
     assert [move.step for move in plan(found.aim(wanted), off.seen)] == [StepName.DROP_CELLS], "and it waits for nothing"
 
 
+@pytest.mark.parametrize(("engine", "rung"), [(EngineState.CONNECTED, Rung.SLEEP), (EngineState.CHECKPOINTED, Rung.CHECKPOINT)])
+@pytest.mark.parametrize("code", [REBUILD, "operator", "idle"])
+@pytest.mark.parametrize("step", [StepName.SEEK, StepName.BUILD])
+async def test_one_that_another_version_has_started_stays_as_it_is(
+    engine: EngineState, rung: Rung, code: str, step: StepName
+) -> None:
+    there = asleep()
+    there.seen = replace(there.seen, engine=engine)
+    wanted = told(Rung.SLEEP if code == REBUILD else Rung.SAVED, code)
+    found = await ledge(there, wanted, step, StepFailed("engine_outdated", "so"))
+    assert found is not None and found.rung is rung
+    assert [move.step for move in plan(found.aim(wanted), there.seen)] == [StepName.DROP_CELLS]
+
+
 @pytest.mark.parametrize(
     ("rung", "code", "step", "failure"),
     [
+        (Rung.SAVED, "evicted", StepName.SEEK, "engine_outdated"),
         (Rung.SAVED, "evicted", StepName.BUILD, "over_quota"),
         (Rung.SLEEP, REBUILD, StepName.STAGE, "no_space"),
         (Rung.SLEEP, REBUILD, StepName.BUILD, "dump_failed"),

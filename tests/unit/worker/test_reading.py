@@ -102,6 +102,13 @@ def test_other_code_that_lays_out_memory_makes_other_images(tmp_path: Path, monk
     facts.our_code.cache_clear()
 
 
+def test_what_an_engine_reads_at_its_start_is_not_what_this_process_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = facts.our_code()
+    assert facts.code_on_disk() == before
+    monkeypatch.setattr(facts, "LAYING_OUT", ())
+    assert (facts.our_code(), facts.code_on_disk() != before) == (before, True)
+
+
 def test_nothing_that_lays_out_memory_is_left_out() -> None:
     """Whatever `bulk` takes from these packages, directly or not, but the code that starts CRIU."""
     reached, left = {bulk.__name__}, [bulk.__name__]
