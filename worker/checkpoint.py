@@ -80,6 +80,7 @@ async def take_off(local: LocalInstance, parts: Parts) -> None:
         raise
     with parts.of("cuda_checkpoint"):
         said = await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
+    await operation.end()
     if not said or (state := said[-1].state) is not CudaState.CHECKPOINTED:
         raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state if said else 'nothing'}")
     if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
@@ -146,7 +147,10 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
     pid = await parked.engine_pid(local)
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
     await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
-    await parked.release(local, deadline_s)
+    try:
+        await parked.release(local, deadline_s)
+    finally:
+        await operation.end()
     if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
         local.take(await local.tell(Moved(device=record.device), local.site.deadlines.attach))
     local.directory.edit(left_device=None, checked=False, checked_sets=(), woken=None)

@@ -138,6 +138,7 @@ class Stage:
             begun = time.monotonic()
             found[f"{name}_state"] = str(await operation.carry_out((self.room.pid,), 20))
             found[f"{name}_ms"] = ms(begun)
+            await operation.end()
         if self.device:
             found["driver_calls"] = await asyncio.to_thread(driver_calls, self.room.pid)
         found["of_this_process"] = str(await state_of(self.theatre, os.getpid()))

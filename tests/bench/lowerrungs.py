@@ -85,6 +85,7 @@ class LowerRungs(Stage):
         await room.link.release()
         await room.connected(20)
         row["connect_ms"] = ms(at)
+        await operation.end()
         at = time.monotonic()
         kept = await filling
         row["fill_waited_ms"] = ms(at)

@@ -65,26 +65,34 @@ class Operation:
         return operation
 
     async def carry_out(self, pids: Sequence[int], deadline_s: float) -> list[Said]:
-        """Let it work on these processes (pids as this process sees them).
+        """Let it work on these processes (pids as this process sees them), until its last call has returned. Its own end, with
+        the driver's, takes a while more: `end` is the caller's to call, when there is time.
 
         Raises StepFailed: the driver's code, or `step_deadline`, after which only asking tells the state.
         """
         said: list[Said] = []
         try:
+            await self._heard(said, pids, deadline_s)
+        except BaseException:
+            await self.end()
+            raise
+        return said
+
+    async def _heard(self, said: list[Said], pids: Sequence[int], deadline_s: float) -> None:
+        try:
             async with asyncio.timeout(deadline_s):
                 assert self._process.stdin is not None
                 self._process.stdin.write((" ".join(map(str, pids)) + "\n").encode())
                 await self._process.stdin.drain()
-                while (line := await self._line()) is not None:
+                while len(said) < len(self._verbs) * len(pids):
+                    if (line := await self._line()) is None:
+                        raise StepFailed("cuda_failed", "the step process ended before its last call")
                     said.append(line)
         except TimeoutError:
             doing = self._verbs[min(len(said) // max(1, len(pids)), len(self._verbs) - 1)]
             raise StepFailed("step_deadline", f"CUDA {doing} did not end within {deadline_s:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
             raise StepFailed("cuda_failed", "the step process ended before it began") from None
-        finally:
-            await self.end()
-        return said
 
     async def end(self) -> None:
         """Kill it if it still runs, and reap it. A readied one that is not used any more does nothing."""
@@ -128,7 +136,10 @@ async def operate(
     theatre: Theatre, pids: Sequence[int], verbs: Sequence[str], *, deadline_s: float, devices: Mapping[str, str] | None = None
 ) -> list[Said]:
     """Get ready and do it at once. Raises StepFailed."""
-    return await (await Operation.prepare(theatre, verbs, devices=devices)).carry_out(pids, deadline_s)
+    operation = await Operation.prepare(theatre, verbs, devices=devices)
+    said = await operation.carry_out(pids, deadline_s)
+    await operation.end()
+    return said
 
 
 async def state_of(theatre: Theatre, pid: int) -> CudaState:
