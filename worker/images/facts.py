@@ -104,14 +104,19 @@ def mapped_files(paths: Iterable[str]) -> tuple[MappedFile, ...]:
 def mapped_file(path: str) -> MappedFile | None:
     """A file as it is today; None: it is gone."""
     try:
-        with Path(path).open("rb") as file:
-            return MappedFile(path, os.fstat(file.fileno()).st_size, _build_id(file.read(_NOTE_LIMIT)))
+        found = os.stat(path)
+        version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return MappedFile(path, found.st_size, _build_id(path, version))
     except OSError:
         return None
 
 
-def _build_id(head: bytes) -> str:
-    """The GNU build-id note (name size 4, type 3, `GNU`), if there is one."""
+@functools.lru_cache(maxsize=8192)
+def _build_id(path: str, version: tuple[int, ...]) -> str:
+    """The GNU build-id note (name size 4, type 3, `GNU`), if there is one. Read once for each `version` of the file: an engine
+    maps hundreds, and each climb looks at all. Raises OSError."""
+    with open(path, "rb") as file:
+        head = file.read(_NOTE_LIMIT)
     at = head.find(b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00") if head.startswith(b"\x7fELF") else -1
     return head[at + 16 : at + 36].hex() if at >= 0 else ""
 
