@@ -63,3 +63,12 @@ async def says(plane: Plant, instance: Instance, text: str) -> str:
 def manifest(plane: Plant) -> tuple[Path, Manifest]:
     (path,) = (plane.data / "images").iterdir()
     return path, msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest)
+
+
+def flip(path: Path) -> None:
+    middle = path.stat().st_size // 2
+    with path.open("r+b") as file:
+        file.seek(middle)
+        byte = file.read(1)
+        file.seek(middle)
+        file.write(bytes([byte[0] ^ 1]))

@@ -7,6 +7,7 @@ from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
+from worker.images.steps import compared
 from worker.instancedir import Record
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal, Observed
@@ -68,6 +69,7 @@ async def adopt_holder(local: LocalInstance, record: Record) -> None:
 
 async def _adopt_parked(local: LocalInstance, grant: int | None) -> None:
     try:
+        await compared(local)
         state = await _parked(local)
         local.note(engine=state, verified=state is EngineState.CHECKPOINTED or grant is None)
     except StepFailed:

@@ -21,7 +21,7 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     start_engine: float = 10.0
     """The fork alone."""
     restore: float = 60.0
-    """Compare the image's bytes with their digests, then CRIU: 1.5 s for 2.2 GB. Beyond it there is the cold start."""
+    """CRIU, 1.5 s for 2.2 GB, and beside it the comparison with its digests. Beyond it there is the cold start."""
     checkpoint: float = 30.0
     """Parked in a third of a second; lock 1 ms, checkpoint 0.8-1.9 s for a slept vLLM engine, 0.5 s more a GB."""
     cuda_restore: float = 30.0

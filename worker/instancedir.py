@@ -68,6 +68,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU that a checkpointed engine was on."""
     unproven: str | None = None
     """The image that the engine came from, until its first known answer was right."""
+    unread: bool = False
+    """Whether that image's memory is still being compared with its digest: till then the engine is not released."""
     skeleton_bytes: int = 0
     """Private bytes of the engine when it connected, weights of its own left out: nothing mapped, no KV."""
 

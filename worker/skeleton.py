@@ -40,7 +40,9 @@ async def start_holder(local: LocalInstance) -> None:
     """Raises StepFailed (`start_failed`)."""
     try:
         saves = not local.site.images.hindrance  # what is restored may outlive a holder; other engines die with theirs
-        holder, held = await local.holder.open(deadline_s=local.site.deadlines.start_holder, warden=saves)
+        holder, held = await local.holder.open(
+            deadline_s=local.site.deadlines.start_holder, warden=saves
+        )
     except HolderGone as error:
         words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
         raise StepFailed("start_failed", f"{error}; it said: {words or 'nothing'}") from error
@@ -68,7 +70,7 @@ async def start_engine(local: LocalInstance) -> None:
         "--artefacts", str(local.site.data / "artefacts"), *_on_device(local),
     )  # fmt: skip
     local.directory.edit(  # before there is one: should this worker die now, the next one knows what it finds
-        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None,
+        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None, unread=False,
         **pretence(spec.engine, spec.arguments),
     )  # fmt: skip
     try:

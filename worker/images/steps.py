@@ -55,19 +55,23 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
             checkpoint.get_ready(local, manifest.gpu)
         if reading is None or not reading.serves(manifest):
             reading = Reading(cabinet.store, manifest)
-        await reading.done()  # 3 GB in 75 ms on 16 cores, and an engine with a wrong byte never runs, not even parked
+        await reading.orders()
     except ImageBroken as broken:
-        local.stand_down()
-        local.note(image=None)  # a cold start follows
-        await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True)
+        await _broken(local, wanted, image, broken)
         return 0
     if (free := hostmemory.available_bytes()) < manifest.memory_bytes:
         local.stand_down()
         need, has = need_and_limit(manifest.memory_bytes, free)
         raise StepFailed("no_memory", f"bringing it back takes {need} of memory; this machine has {has}")
-    local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image)
+    local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image, unread=True)
     try:
-        await bring_back(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE)
+        await bring_back(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE, reading)
+    except ImageBroken as broken:
+        held = await parked.asked(local, lambda: local.holder.kill(0))
+        await _broken(local, wanted, image, broken)
+        if held.engine is not None and held.exit is None:  # no other engine beside this one
+            raise StepFailed("unkillable", f"the engine, pid {held.engine.pid}, outlives SIGKILL") from broken
+        return 0
     except StepFailed as failure:
         local.stand_down()
         local.note(image=None)
@@ -85,6 +89,28 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     if wanted.directive is not None and wanted.directive.rung is Rung.CHECKPOINT:
         await checkpoint.weigh(local)
     return manifest.size_bytes
+
+
+async def compared(local: LocalInstance) -> None:
+    """Of an engine that was found parked: if the worker died that compared its image, that is done now. Raises StepFailed."""
+    record = local.record
+    if not record.unread or record.unproven is None:
+        return
+    store = local.site.images.store
+    try:
+        await asyncio.to_thread(lambda image: store.verify(store.read(image)), record.unproven)
+    except ImageBroken as broken:
+        raise StepFailed(broken.code, broken.message) from broken
+    local.directory.edit(unread=False)
+
+
+async def _broken(local: LocalInstance, wanted: Wanted, image: str, broken: ImageBroken) -> None:
+    """It is never used again; a cold start follows."""
+    local.stand_down()
+    local.note(image=None)
+    await asyncio.to_thread(
+        local.site.images.fail, image, wanted.configuration, "verify", broken.code, broken.message, final=True
+    )
 
 
 async def check(local: LocalInstance, wanted: Wanted) -> str:
@@ -105,8 +131,14 @@ async def check(local: LocalInstance, wanted: Wanted) -> str:
     return found
 
 
-async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float) -> None:
-    """From the bytes in `directory` to an engine that answers, or to a checkpointed one if it had a GPU. Raises StepFailed."""
+async def bring_back(
+    local: LocalInstance, manifest: Manifest, directory: Path, deadline_s: float, reading: Reading | None = None
+) -> None:
+    """From the bytes in `directory` to an engine that answers, or to a checkpointed one if it had a GPU.
+
+    Raises StepFailed, and ImageBroken if `reading` finds a wrong byte: the engine is there then, and was not released; or CRIU
+    has failed, and it is no wonder.
+    """
     cabinet, began = local.site.images, time.monotonic()
     kind, assigned = manifest.fingerprint.engine.partition(" ")[0], local.shelved
     assert assigned is not None, "prepared before"
@@ -114,12 +146,20 @@ async def bring_back(local: LocalInstance, manifest: Manifest, directory: Path, 
         kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes, started=manifest.fingerprint,
         **pretence(kind, assigned.model.spec.arguments),
     )  # fmt: skip
-    held = await parked.asked(
-        local,
-        lambda: local.holder.restore(
-            cabinet.criu.path, directory, pid=manifest.pid, place=manifest.place, deadline_s=deadline_s, parked=True
-        ),
-    )
+    try:
+        held = await parked.asked(
+            local,
+            lambda: local.holder.restore(
+                cabinet.criu.path, directory, pid=manifest.pid, place=manifest.place, deadline_s=deadline_s, parked=True
+            ),
+        )
+    except StepFailed as failure:
+        if reading is not None and failure.code == "restore_failed":
+            await reading.done()
+        raise
+    if reading is not None:
+        await reading.done()
+        local.directory.edit(unread=False)
     assert held.engine is not None
     if manifest.gpu is not None:
         local.watch("engine", held.engine)

@@ -152,9 +152,10 @@ class Store:
         """Raises ImageBroken (`manifest_missing`, `manifest_broken`, `image_unreadable`)."""
         return read(self.root / image)
 
-    def verify(self, manifest: Manifest) -> None:
-        """Compare every file with its digest. Raises ImageBroken (`image_truncated`, `image_corrupt`, `image_unreadable`)."""
-        verify(self.root / manifest.image, manifest)
+    def verify(self, manifest: Manifest, *, memory: bool | None = None) -> None:
+        """Compare files with their digests, as `manifest.verify`. Raises ImageBroken (`image_truncated`, `image_corrupt`,
+        `image_unreadable`)."""
+        verify(self.root / manifest.image, manifest, memory=memory)
 
     def path(self, image: str) -> Path:
         return self.root / image

@@ -31,7 +31,7 @@ from controlplane.quantities import human_bytes
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
-from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
+from tests.imagehouse import Surgeon, able, flip, manifest, save, save_one, says
 from tests.workshop import MIB, Plant
 from worker import hostmemory, knownanswer, parked, processes
 from worker import steps as worker_steps
@@ -275,6 +275,45 @@ async def test_an_image_that_is_removed_during_a_climb_has_not_failed(plane: Pla
     await plane.until(lambda: not plane.fleet.images)
     assert not plane.of_type(ImageFailed)
     await save(plane, "a")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_no_engine_is_released_before_all_of_its_image_is_compared_whichever_worker_does_it(
+    house: Plant, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, _ = manifest(house)
+    verify, go = Store.verify, threading.Event()
+
+    def late(store: Store, of: Manifest, *, memory: bool | None = None) -> None:
+        if memory:
+            go.wait(60)
+        verify(store, of, memory=memory)
+
+    monkeypatch.setattr(Store, "verify", late)
+    house.order(Load(model="a"))
+
+    def parked_for_good() -> Any:
+        found = house.only()
+        record = house.directory(found.instance).read() if found is not None else None
+        return record is not None and record.unread and record.engine
+
+    back = await house.until(parked_for_good)
+    if not whole:
+        flip(path / "pages-1.img")
+    await house.worker.vanish()
+    go.set()
+    await house.restart_worker()
+    up = await house.until(lambda: house.up("a"))
+    assert await says(house, up, "whole") == "You said: whole"
+    if whole:
+        assert (up.pid, house.record(up.instance).unread) == (back.pid, False)
+    else:
+        assert await processes.ended(back, 30)
+        assert house.of_type(InstanceUp)[-1].image is None
+        assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == "image_corrupt"
 
 
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:

@@ -27,7 +27,7 @@ from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from pool.arena import READY
 from pool.place import place
-from tests.imagehouse import Surgeon, able, manifest, save, save_one, says
+from tests.imagehouse import Surgeon, able, flip, manifest, save, save_one, says
 from tests.poolroom import descriptors
 from tests.workshop import MIB, Plant
 from worker.images import bulk, criu
@@ -374,15 +374,6 @@ async def test_a_quota_lets_the_least_valuable_go_and_spares_the_pinned(plane: P
     assert failed.code == "over_quota"
     assert human_bytes(plane.image_quota_bytes) in failed.message
     assert first in plane.fleet.images, "nothing was removed for one that does not fit anyway"
-
-
-def flip(path: Path) -> None:
-    middle = path.stat().st_size // 2
-    with path.open("r+b") as file:
-        file.seek(middle)
-        byte = file.read(1)
-        file.seek(middle)
-        file.write(bytes([byte[0] ^ 1]))
 
 
 def corrupt(path: Path) -> None:

@@ -25,7 +25,9 @@ MADE = Fingerprint(
 
 
 def image(store: Store, text: str) -> Manifest:
-    (store.draft("img_a") / "pages-1.img").write_text(text)
+    draft = store.draft("img_a")
+    (draft / "core-1.img").write_text("orders")
+    (draft / "pages-1.img").write_text(text)
     return store.publish(
         Manifest(
             image="img_a", fingerprint=MADE, mapped=(), files=(), pid=1001, place="/", skeleton_bytes=1, made_ms=1, proof=""
@@ -53,6 +55,27 @@ async def test_a_wrong_byte_is_told_to_whoever_waits_for_it(tmp_path: Path) -> N
     assert broken.value.code == "image_corrupt"
 
 
+async def test_what_criu_goes_by_is_told_without_waiting_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, go_on, digest = Store(tmp_path), threading.Event(), manifests.digest
+    manifest = image(store, "whole")
+
+    def slow(path: Path) -> str:
+        assert path.name != "pages-1.img" or go_on.wait(30)
+        return digest(path)
+
+    monkeypatch.setattr(manifests, "digest", slow)
+    begun = Reading(store, manifest)
+    await begun.orders()
+    (tmp_path / "img_a" / "pages-1.img").write_text("whale")
+    go_on.set()
+    with pytest.raises(ImageBroken, match=r"pages-1\.img"):
+        await begun.done()
+    (tmp_path / "img_a" / "pages-1.img").write_text("cut")
+    with pytest.raises(ImageBroken) as broken:
+        await Reading(store, manifest).orders()
+    assert broken.value.code == "image_truncated"
+
+
 async def test_a_file_that_can_t_be_read_is_a_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(path: Path) -> str:
         raise OSError(errno.EIO, "Input/output error", str(path))
@@ -63,6 +86,18 @@ async def test_a_file_that_can_t_be_read_is_a_broken_image(tmp_path: Path, monke
     with pytest.raises(ImageBroken, match="Input/output error") as broken:
         await Reading(store, manifest).done()
     assert broken.value.code == "image_unreadable"
+
+
+def test_a_file_is_as_it_is_now_however_often_it_was_looked_at(tmp_path: Path) -> None:
+    library, note = tmp_path / "lib.so", b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00"
+    for byte in (b"a", b"b"):
+        (tmp_path / "new.so").write_bytes(b"\x7fELF" + note + byte * 20)
+        (tmp_path / "new.so").replace(library)
+        for _ in range(2):
+            known = facts.mapped_file(str(library))
+            assert known is not None and known.mark == byte.hex() * 20
+    library.unlink()
+    assert facts.mapped_file(str(library)) is None
 
 
 async def test_what_a_thread_does_to_a_draft_has_ended_when_its_step_has() -> None:
