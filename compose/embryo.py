@@ -8,7 +8,6 @@ death. It has no descriptor but its log, and was forked while there was one thre
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -16,12 +15,11 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, NoReturn
 
 from compose.nursery import Birth
 from compose.process import tether, untether
-from controlplane import lean
+from controlplane import commandline, lean
 
 SHARED: Final = ("asyncio", "uvloop", "asyncpg", "controlplane.bus", "controlplane.follower", "controlplane.log.snapshots")
 PROGRAMS: Final = {"web": "web.server", "pool": "pool.daemon", "worker": "worker.agent", "decider": "controlplane.decider"}
@@ -96,7 +94,7 @@ def _be(birth: Birth, up: int) -> None:
         untether()
     else:
         tether(up, signal.Signals(birth.tie))
-    _show(birth.argv)
+    commandline.show(birth.argv)
     os.umask(0o077)
     os.chdir("/")
     for path, flags, numbers in ((os.devnull, os.O_RDONLY, (0,)), (birth.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, (1, 2))):
@@ -107,15 +105,6 @@ def _be(birth: Birth, up: int) -> None:
     os.environ.clear()
     os.environ.update(birth.environment)
     sys.argv = birth.argv[birth.argv.index("-m") + 1 :]
-
-
-def _show(argv: list[str]) -> None:
-    """Put the command line where `ps` and `remains` read it; ours was made long enough for any."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
-    line = b"".join(os.fsencode(word) + b"\0" for word in argv)
-    with contextlib.suppress(ValueError):
-        ctypes.memmove(start, line.ljust(end - start, b"\0")[: end - start], end - start)
 
 
 if __name__ == "__main__":

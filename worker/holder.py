@@ -18,6 +18,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from controlplane import commandline
 from pool.wire import AsyncChannel, close_all
 from worker import namespaces, tether, warden
 from worker.census import Census
@@ -173,14 +174,41 @@ class Holder:
                 print(f"{self._directory.engine_log} could not be cut: {error}", file=sys.stderr)  # noqa: T201
 
 
+def _awaited() -> list[str] | None:
+    """What a spare holder's arguments are (see `spare.py`), once it is some instance's; None: it is nobody's."""
+    if not (line := sys.stdin.buffer.readline()):
+        return None
+    argv = msgspec.json.decode(line, type=list[str])
+    commandline.show(argv)
+    return argv[argv.index("worker.holder") + 1 :]
+
+
+def _settle_in(directory: InstanceDir) -> None:
+    """Streams and directory of a spare one, as of a holder that was started for the instance."""
+    os.chdir(directory.path.parent)
+    log = os.open(directory.log("holder"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for opened, numbers in ((nothing, (0,)), (log, (1, 2))):
+        for number in numbers:
+            os.dup2(opened, number)
+        os.close(opened)
+
+
 def main() -> int:
+    spare, argv = "--await" in sys.argv, sys.argv[1:]
+    if spare:
+        if (awaited := _awaited()) is None:
+            return 0
+        argv = awaited
     parser = argparse.ArgumentParser(prog="worker.holder")
     parser.add_argument("--instance-dir", type=Path, required=True)
     parser.add_argument("--linger-s", type=float, default=LINGER_S)
     parser.add_argument("--warden", action="store_true", help="without namespaces, have a process above end what is left here")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     directory = InstanceDir(options.instance_dir.parent, options.instance_dir.name)
     os.umask(0o077)
+    if spare:
+        _settle_in(directory)
     lock = os.open(directory.path / "holder.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,12 +31,13 @@ from worker.holdermessages import (
 from worker.instancedir import InstanceDir
 from worker.locks import Cells
 from worker.processes import Process
+from worker.spare import Spare
 
 ANSWER_S = 5.0
 """Of a holder that only has to look at itself."""
 END_S = 12.0
 """Of one that ends its engine: it gives the kernel five seconds, and as long to what a restore has begun."""
-POLL_S = 0.01
+POLL_S = 0.002
 REPLY_LIMIT = 1 << 20
 
 
@@ -59,8 +60,11 @@ class HolderLink:
         self._directory = directory
         self._decoder: msgspec.msgpack.Decoder[HolderReply] = msgspec.msgpack.Decoder(HolderReply)
 
-    async def open(self, *, deadline_s: float, linger_s: float | None = None, warden: bool = False) -> tuple[Process, Held]:
-        """Start a holder and wait until one answers; return who answers, and how things stand. `warden`: see `warden.py`.
+    async def open(
+        self, *, deadline_s: float, linger_s: float | None = None, warden: bool = False, spare: Spare | None = None
+    ) -> tuple[Process, Held]:
+        """Start a holder, or have the spare one be it, and wait until one answers; return who answers, and how things stand.
+        `warden`: see `warden.py`.
 
         When another holder has the directory (an earlier worker started it), the new one steps back and that one answers.
         In namespaces, or below a warden, the process that is started only goes ahead of the holder and ends at once.
@@ -68,7 +72,8 @@ class HolderLink:
         argv = [sys.executable, "-P", "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
         argv += ["--linger-s", str(linger_s)] if linger_s is not None else []
         argv += ["--warden"] if warden else []
-        started = processes.spawn(argv, log=self._directory.log("holder"), directory=self._directory.path.parent)
+        started = spare.take(argv) if spare is not None else None
+        started = started or processes.spawn(argv, log=self._directory.log("holder"), directory=self._directory.path.parent)
         try:
             async with asyncio.timeout(deadline_s):
                 while True:

@@ -50,6 +50,7 @@ from worker.reconcile import Reconciler
 from worker.report import Reporter
 from worker.shelf import Prepare, Shelf
 from worker.site import Site
+from worker.spare import Spare
 from worker.stock import Stock
 
 POOL_S: Final = 20.0
@@ -76,9 +77,10 @@ class Life:
         self._copies = PreparedCopies(
             Path(plane.data), self._shelf, lambda: self.desired, lambda: used(self._images.store, Path(plane.data))
         )
+        self._spare = Spare(Path(plane.data))
         self._site = Site(
             plane=plane, caller=caller, locks=locks, stock=self._stock, board=board, images=self._images, deadlines=deadlines,
-            books=DeviceBooks(plane, self._engines, self._reporter.report),
+            books=DeviceBooks(plane, self._engines, self._reporter.report), spare=self._spare,
         )  # fmt: skip
         self._room = RoomWatch(self._images, plane.node, self._site.instances, lambda: self.desired, self._reporter.report)
         self.reconciler = Reconciler(self._site, self._reporter.report)
@@ -98,7 +100,8 @@ class Life:
         await self._bus.nc.subscribe(subjects.measure(self._plane.node), cb=self._measure)
         await self._bus.nc.subscribe(subjects.images_of(self._plane.node), cb=self._images_asked)
         beside = [
-            asyncio.create_task(beats.run(), name="beats"), asyncio.create_task(self._room.run(), name="images:room")
+            asyncio.create_task(beats.run(), name="beats"), asyncio.create_task(self._room.run(), name="images:room"),
+            asyncio.create_task(self._spare.run(), name="spare"),
         ]  # fmt: skip
         try:
             await self._follow()

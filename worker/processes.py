@@ -84,7 +84,7 @@ async def gone(process: Process, deadline_s: float | None = None) -> bool:
     """Wait for the process's end and, if it is our child, reap it. False: it still ran after `deadline_s` (None: for ever)."""
     over = await ended(process, deadline_s)
     if over:
-        _reap(process)
+        reap(process)
     return over
 
 
@@ -105,7 +105,8 @@ async def ended(process: Process, deadline_s: float | None = None) -> bool:
     return True
 
 
-def _reap(process: Process) -> None:
+def reap(process: Process) -> None:
+    """Of a child of ours that has ended, if it is one and has."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.pid, os.WNOHANG)
 
@@ -118,12 +119,12 @@ async def end(process: Process, *, grace_s: float, deadline_s: float = 5.0) -> b
     return await gone(process, deadline_s)
 
 
-def spawn(argv: Sequence[str], *, log: Path, directory: Path) -> Process:
-    """Start a process in a session of its own, output appended to `log`; whoever waits with `gone` reaps it."""
+def spawn(argv: Sequence[str], *, log: Path, directory: Path, stdin: int = subprocess.DEVNULL) -> Process:
+    """Start a process in a session of its own, output appended to `log`; whoever waits with `gone` reaps it. Raises OSError."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         child = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor, start_new_session=True, cwd=directory
+            list(argv), stdin=stdin, stdout=descriptor, stderr=descriptor, start_new_session=True, cwd=directory
         )
     finally:
         os.close(descriptor)

@@ -12,6 +12,7 @@ from worker.deadlines import DEFAULT, Deadlines
 from worker.devicebooks import DeviceBooks
 from worker.images.cabinet import Cabinet
 from worker.locks import Locks
+from worker.spare import Spare
 from worker.stock import Stock
 
 
@@ -26,6 +27,7 @@ class Site(Struct, frozen=True, kw_only=True):
     images: Cabinet
     books: DeviceBooks
     deadlines: Deadlines = DEFAULT
+    spare: Spare | None = None
 
     @property
     def data(self) -> Path:

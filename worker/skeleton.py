@@ -41,7 +41,7 @@ async def start_holder(local: LocalInstance) -> None:
     try:
         saves = not local.site.images.hindrance  # what is restored may outlive a holder; other engines die with theirs
         holder, held = await local.holder.open(
-            deadline_s=local.site.deadlines.start_holder, warden=saves
+            deadline_s=local.site.deadlines.start_holder, warden=saves, spare=local.site.spare
         )
     except HolderGone as error:
         words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]

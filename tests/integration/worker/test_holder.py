@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from worker import instancedir, namespaces, processes
+from worker import spare as spare_holders
 from worker.engines.messages import Drain, Health, Shutdown, State
 from worker.holderlink import HolderDenied, HolderGone, HolderLink
+from worker.holdermessages import Held
 from worker.instancedir import InstanceDir
 from worker.locks import CellConflict, Claim, Locks, Share
+from worker.spare import Spare
 
 START_S = 60.0
 END_S = 30.0
@@ -119,6 +123,68 @@ async def test_a_second_holder_steps_back(site: Site) -> None:
     second, again = await site.link.open(deadline_s=START_S)
     assert held.pid == again.pid == first.pid
     assert second == first, "the one that answers; the other has gone"
+
+
+@contextlib.asynccontextmanager
+async def spared(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Spare, processes.Process]]:
+    """A spare holder that is at hand."""
+    monkeypatch.setattr(spare_holders, "REST_S", 0.0)
+    spare = Spare(site.directory.path.parents[1])
+    keeping = asyncio.create_task(spare.run())
+    waiting = await until(lambda: spare.waiting, bool)
+    assert isinstance(waiting, processes.Process)
+    try:
+        yield spare, waiting
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert spare.waiting is None
+
+
+async def test_a_spare_holder_is_as_good_as_one_that_was_started_for_the_instance(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with spared(site, monkeypatch) as (spare, waiting):
+        holder, _ = await site.link.open(deadline_s=START_S, spare=spare)
+        assert waiting == holder or await processes.ended(waiting, END_S), "it went ahead of the holder"
+        assert str(site.directory.path).encode() in Path(f"/proc/{holder.pid}/cmdline").read_bytes().split(b"\0")
+        streams = [os.readlink(f"/proc/{holder.pid}/fd/{number}") for number in range(3)]
+        assert streams == [os.devnull, *[str(site.directory.log("holder"))] * 2]
+        assert os.readlink(f"/proc/{holder.pid}/cwd") == str(site.directory.path.parent)
+        following = await until(lambda: spare.waiting, bool)
+        assert isinstance(following, processes.Process)
+    assert await processes.ended(following, END_S), "it is nobody's, and leaves with its worker"
+    await site.connected()
+    assert isinstance(await site.link.tell(Health(), 20), State)
+    await site.link.leave()
+    assert await processes.gone(holder, END_S)
+
+
+async def test_a_spare_holder_that_has_died_is_not_missed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with spared(site, monkeypatch) as (spare, waiting):
+        processes.send(waiting, signal.SIGKILL)
+        await processes.ended(waiting, END_S)
+        await site.link.open(deadline_s=START_S, spare=spare)
+        assert processes.identify(waiting.pid) != waiting, "it was reaped"
+    assert isinstance(await site.link.ask(), Held)
+
+
+async def test_a_spare_holder_does_not_outlive_its_worker(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys; from pathlib import Path; from worker import spare\n"
+        "spare.REST_S = 0.0\n"
+        "async def main():\n"
+        f"    one = spare.Spare(Path({str(tmp_path)!r})); keeping = asyncio.create_task(one.run())\n"
+        "    while one.waiting is None: await asyncio.sleep(0.01)\n"
+        "    print(one.waiting.pid, flush=True); await keeping\n"
+        "asyncio.run(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        waiting = processes.identify(int(await asyncio.to_thread(worker.stdout.readline)))
+        assert waiting is not None
+        worker.kill()
+    assert await processes.ended(waiting, END_S)
 
 
 async def test_cells_stay_locked_until_dropped_and_an_older_grant_is_fenced(site: Site) -> None:
