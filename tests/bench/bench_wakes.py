@@ -187,6 +187,15 @@ class Bench:
         rates = [round(one, 1) for one in (quiet, busy, after)]
         return {**found, "tokens_per_s": rates, "lost": lost, "copying_share": copying, "lost_while_copying": lost / copying}
 
+    def beside_engine(self) -> Any:
+        """Likewise, but somebody has a set on that device: copies keep to the part of the link's rate that is theirs then."""
+        assert self.daemon is not None
+        held = attach_device(self.daemon.socket, self.other, self.devices[0], lambda attached, fds: None)
+        try:
+            return self.beside_decoding(self.devices[0], self.again)
+        finally:
+            held.release()
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -213,6 +222,7 @@ def main() -> None:
     if "decoding" not in options.without:
         bench.phase("target decodes, copies alone", lambda: bench.beside_decoding(bench.devices[0], bench.in_place))
         bench.phase("target decodes, wakes", lambda: bench.beside_decoding(bench.devices[0], bench.again))
+        bench.phase("target decodes, its engine has a set there, wakes", bench.beside_engine)
     if "staging" not in options.without:
         bench.phase("beside staging", bench.beside_staging)
     bench.end()
