@@ -19,6 +19,8 @@ from worker.instancedir import Record
 from worker.report import Report
 
 GPU = "GPU-1"
+NOBODY = (1 << 22) + 1
+"""No process of this machine has it, so none has a name."""
 POOL = Described(pid=7, sets=(), used_bytes=0, budget_bytes=0)
 ASLEEP = State(attached=None, awake=False, running=0, bytes_mapped=0, bytes_kv=0, bytes_private=0)
 
@@ -60,7 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 
 async def test_others_are_told_of_by_pid_and_name_and_again_when_they_have_gone(machine: Machine) -> None:
-    machine.engine(11)
+    machine.engine(NOBODY)
     assert await machine.looks() == [()]
     machine.processes[os.getpid()] = 300
     (found,) = await machine.looks(4)
@@ -74,16 +76,16 @@ async def test_others_are_told_of_by_pid_and_name_and_again_when_they_have_gone(
 
 
 async def test_an_engine_that_has_ended_is_nobody_elses_while_the_driver_still_lists_it(machine: Machine) -> None:
-    machine.engine(11)
+    machine.engine(NOBODY)
     await machine.looks()
     machine.engines = []
     assert await machine.looks(5) == []
     owners = (await machine.books.measure(POOL))[GPU]
     assert (owners.foreign, owners.driver, owners.total) == ({}, 110, 160)
-    del machine.processes[11]
+    del machine.processes[NOBODY]
     await machine.looks()
-    machine.processes[11] = 30
-    assert await machine.looks() == [(Outsider(pid=11, size_bytes=30),)], "its number is another's now"
+    machine.processes[NOBODY] = 30
+    assert await machine.looks() == [(Outsider(pid=NOBODY, size_bytes=30),)], "its number is another's now"
 
 
 async def test_nothing_is_said_before_the_pool_has_or_while_it_is_away(machine: Machine) -> None:
@@ -96,9 +98,9 @@ async def test_nothing_is_said_before_the_pool_has_or_while_it_is_away(machine: 
 
 async def test_whoever_finds_no_room_has_it_told_at_once(machine: Machine) -> None:
     await machine.looks()
-    machine.processes[99] = 500
+    machine.processes[NOBODY] = 500
     await machine.books.doubt()
-    assert machine.reports[-1] == ReportForeign(node="n1", device=GPU, processes=(Outsider(pid=99, size_bytes=500),))
+    assert machine.reports[-1] == ReportForeign(node="n1", device=GPU, processes=(Outsider(pid=NOBODY, size_bytes=500),))
 
 
 async def test_a_driver_that_hangs_keeps_nobody_from_saying_that_there_was_no_room(
@@ -130,7 +132,7 @@ async def test_an_engine_that_came_during_a_look_is_ours_whatever_that_look_has_
     early = asyncio.create_task(machine.books.measure(POOL))
     assert await asyncio.to_thread(there.wait, 20)
     monkeypatch.setattr(gpus, "processes", listed)
-    machine.engine(11)
+    machine.engine(NOBODY)
     await machine.books.doubt()
     gate.set()
     await early
