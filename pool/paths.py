@@ -2,8 +2,8 @@
 
 1. its own link, always;
 2. the links of devices that reach it directly (NVLink), have a link of their own (no uplink twice), are not copying for
-   themselves, have room for a ring, and whose decoding would lose less than 5 % by it; those of its own NUMA node first;
-3. each takes a share by its rate. A helper may be slowed to what its decoding can bear, and is left out below a tenth.
+   themselves, and have room for a ring; those of its own NUMA node first;
+3. each takes a share by its rate. One that decodes takes what costs it less than 5 %, and is left out below a tenth.
 A small set goes by its own link alone: a ring has to be filled before anything arrives.
 """
 

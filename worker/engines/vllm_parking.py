@@ -1,5 +1,6 @@
 """What a vLLM engine core does around its image: it lets go of what can't be written to disk, or must not be."""
 
+import sys
 from typing import Any, Final
 
 import torch
@@ -26,9 +27,18 @@ def scrub(core: Any) -> int:
     if not torch.cuda.is_available():
         return 0
     torch.cuda.synchronize()
-    stack_bytes: int = cuda().stacks(PARKED_STACK_BYTES)
+    stack_bytes = _shrunk()
     gpus.leave()
     return stack_bytes
+
+
+def _shrunk() -> int:
+    """What the GPU's stacks were at, in bytes a thread; 0 where the driver keeps them as they are, which costs their memory."""
+    try:
+        return int(cuda().stacks(PARKED_STACK_BYTES))
+    except OSError as error:
+        print(f"stacks stay as they are: {error}", file=sys.stderr)  # noqa: T201
+        return 0
 
 
 def _forget_drafts(runner: Any) -> None:
@@ -44,7 +54,7 @@ def _forget_drafts(runner: Any) -> None:
 
 
 def revived(stack_bytes: int) -> None:
-    """`stack_bytes`: what `scrub` returned."""
+    """`stack_bytes`: what `scrub` returned. Raises OSError: nothing may run on stacks that are too small."""
     torch.cpu._init_amx()  # the kernel's permission, per process, and not part of an image
     if stack_bytes:
         cuda().stacks(stack_bytes)

@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.fleet import DISK_FULL
+from controlplane.fleet import DISK_FULL, ENGINE_OUTDATED
 from controlplane.quantities import need_and_limit
 from worker import checkpoint, parked
 from worker.desired import Wanted
@@ -25,7 +25,7 @@ from worker.holdermessages import Held
 from worker.images import bulk, facts
 from worker.images.beside import Beside, to_its_end
 from worker.images.budget import NoRoom
-from worker.images.fingerprint import Fingerprint, MappedFile
+from worker.images.fingerprint import Fingerprint, MappedFile, outdated
 from worker.images.manifest import Manifest
 from worker.images.proving import back_on_gpu, prove, returned
 from worker.images.steps import OUR_SHARE, seek
@@ -58,6 +58,8 @@ async def build(local: LocalInstance, goal: Goal, wanted: Wanted, parts: Parts) 
     """
     cabinet = local.site.images
     fingerprint = cabinet.fingerprint(wanted.configuration, local.record.kind)
+    if why := outdated(local.record.started, fingerprint):  # by now: what its proof needs may have been staged for minutes
+        raise StepFailed(ENGINE_OUTDATED, f"{why}: stop it and load it again")
     writing = cabinet.writing(fingerprint.image)
     waits = writing.locked()
     async with writing:

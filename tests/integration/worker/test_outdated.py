@@ -11,7 +11,7 @@ from controlplane.rungs import Rung
 from controlplane.spec import Idle
 from tests.imagehouse import manifest, save, save_one, says
 from tests.workshop import Plant
-from worker.images import facts
+from worker.images import facts, steps
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -62,6 +62,17 @@ async def test_what_another_version_has_started_is_not_saved_as_this_ones(
     await house.load("a")
     await save(house, "a")
     assert manifest(house)[1].fingerprint.engine.endswith(" newer")
+
+
+async def test_what_changes_between_the_look_and_the_writing_is_seen_as_well(
+    house: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register("a")
+    await house.load("a")
+    await upgrade(house, monkeypatch)
+    monkeypatch.setattr(steps, "outdated", lambda *_: "")
+    await refused(house)
+    assert images(house) == []
 
 
 async def test_an_idle_one_is_tried_once_and_sleeps_on_while_that_process_lives(

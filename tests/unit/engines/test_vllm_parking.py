@@ -42,6 +42,20 @@ def test_stacks_of_a_gpu_shrink_while_it_is_parked_and_are_back_before_anything_
     assert told == [vllm_parking.PARKED_STACK_BYTES, 1024]
 
 
+def test_a_driver_that_keeps_them_as_they_are_keeps_no_engine_from_being_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def stacks(size_bytes: int) -> int:
+        told.append(size_bytes)
+        raise OSError(1, "cuCtxSetLimit: CUDA_ERROR_INVALID_VALUE")
+
+    monkeypatch.setattr(vllm_parking, "cuda", lambda: SimpleNamespace(stacks=stacks))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    vllm_parking.revived(vllm_parking.scrub(_core(SimpleNamespace())))
+    assert told == [vllm_parking.PARKED_STACK_BYTES], "and nothing is put back"
+
+
 def test_without_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delattr(vllm_parking, "cuda")
