@@ -16,7 +16,7 @@ from controlplane.commands import (
 )  # fmt: skip
 from controlplane.decisions import descent, standing
 from controlplane.decisions.draft import Draft
-from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, RENEW_AGAIN_MS
+from controlplane.decisions.limits import RENEW_AGAIN_MS
 from controlplane.decisions.needs import cells, device_bytes, held_bytes, on
 from controlplane.decisions.placement import place
 from controlplane.decisions.verdict import loads
@@ -124,16 +124,6 @@ def hindrance(fleet: Fleet, instance: Instance) -> tuple[str, str] | None:
     if (why := unsaved(fleet, instance)) is not None and why.code == ENGINE_OUTDATED:
         return ENGINE_OUTDATED, why.message
     return None
-
-
-def due_ms(fleet: Fleet, instance: Instance, limit_ms: int) -> int | None:
-    """How long it stands where it does before it goes to disk for having been idle; None: not until there is room.
-
-    Room that is found may be gone again by the time that it is written to: so each try waits longer than the one before.
-    """
-    if (lacked := unsaved(fleet, instance)) is None:
-        return max(limit_ms, BACK_OFF_LIMIT_MS) if standing.fell_short(instance) else limit_ms
-    return max(limit_ms, min(BACK_OFF_LIMIT_MS * 2 ** (lacked.tries - 1), RENEW_AGAIN_MS)) if lacked.room else None
 
 
 def save(

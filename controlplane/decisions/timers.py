@@ -3,11 +3,12 @@
 from controlplane.commands import Tick
 from controlplane.decisions import descent, endings, hostroom, images, operations, standing
 from controlplane.decisions.draft import Draft
-from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS
+from controlplane.decisions.limits import BACK_OFF_LIMIT_MS, LOST_MS, OVERDUE_MS, QUEUE_DEADLINE_MS, RENEW_AGAIN_MS
 from controlplane.decisions.room import in_use
 from controlplane.decisions.schedule import advance
 from controlplane.decisions.verdict import fail, loads
 from controlplane.events import InstanceOverdue, WeightsDismissed
+from controlplane.fleet.images import unsaved
 from controlplane.fleet.members import Instance
 from controlplane.fleet.reach import no_checkpoint
 from controlplane.fleet.state import Fleet
@@ -81,38 +82,50 @@ def _idle(draft: Draft) -> None:
         elif instance.rung is Rung.SLEEP and limits.checkpoint_ms is not None and not no_checkpoint(draft.fleet, instance):
             if draft.now - instance.since_ms >= _after_ms(instance, limits.checkpoint_ms):
                 _off(draft, instance, limits)
-        elif instance.rung is not Rung.SAVED and (after_ms := _saved_after_ms(draft.fleet, instance, limits)) is not None:
-            if draft.now - instance.since_ms >= after_ms:
-                images.save(draft, instance, "idle")
-        elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
-            descent.direct(draft, instance, Rung.COLD, "idle")
+        else:
+            _further(draft, instance, limits, limits.saved_ms)
+
+
+def _off(draft: Draft, instance: Instance, limits: Idle) -> None:
+    """To `checkpoint`; where its host has no room for it, past it if its model may go to disk, else it sleeps on."""
+    if hostroom.lacking(draft.fleet, instance):
+        _further(draft, instance, limits, None if limits.saved_ms is None else 0)
+    else:
+        descent.direct(draft, instance, Rung.CHECKPOINT, "idle")
+
+
+def _further(draft: Draft, instance: Instance, limits: Idle, saved_ms: int | None) -> None:
+    """To disk after `saved_ms` (None: its model does not go there), if that is possible; else to its end, after its own limit.
+
+    That limit counts through all tries for which there was no room on disk, and there are none past it.
+    """
+    stood_ms = instance.unsaved.since_ms if instance.unsaved is not None else instance.since_ms
+    ends_ms = None if limits.cold_ms is None else stood_ms + limits.cold_ms
+    goes_ms = _goes_ms(draft.fleet, instance, saved_ms)
+    too_late = ends_ms is not None and goes_ms is not None and max(goes_ms, draft.now) >= ends_ms
+    if goes_ms is not None and not (too_late and unsaved(draft.fleet, instance) is not None):
+        if draft.now >= goes_ms:
+            images.save(draft, instance, "idle")
+    elif ends_ms is not None and draft.now >= ends_ms:
+        descent.direct(draft, instance, Rung.COLD, "idle")
+
+
+def _goes_ms(fleet: Fleet, instance: Instance, limit_ms: int | None) -> int | None:
+    """When it goes to disk for having been idle; None: not as things are, or not until there is room.
+
+    Room that is found may be gone again by the time that it is written to: so each try waits longer than the one before.
+    """
+    if limit_ms is None or instance.rung is Rung.SAVED or images.hindrance(fleet, instance) is not None:
+        return None
+    if (lacked := unsaved(fleet, instance)) is None:
+        return instance.since_ms + _after_ms(instance, limit_ms)
+    waits_ms = min(BACK_OFF_LIMIT_MS * 2 ** (lacked.tries - 1), RENEW_AGAIN_MS)
+    return instance.since_ms + max(limit_ms, waits_ms) if lacked.room else None
 
 
 def _after_ms(instance: Instance, limit_ms: int) -> int:
     """When it goes further down: after its limit, but not soon after it came back from there for want of room."""
     return max(limit_ms, BACK_OFF_LIMIT_MS) if standing.fell_short(instance) else limit_ms
-
-
-def _saved_after_ms(fleet: Fleet, instance: Instance, limits: Idle, limit_ms: int | None = None) -> int | None:
-    """When it goes to disk (`limit_ms`: if not after its model's own limit); None: it does not, as things are."""
-    if limits.saved_ms is None or images.hindrance(fleet, instance):
-        return None
-    after_ms = images.due_ms(fleet, instance, limits.saved_ms if limit_ms is None else limit_ms)
-    ends_before = (
-        instance.unsaved is not None and limits.cold_ms is not None and after_ms is not None and after_ms >= limits.cold_ms
-    )
-    return None if ends_before else after_ms
-
-
-def _off(draft: Draft, instance: Instance, limits: Idle) -> None:
-    """To `checkpoint`; where its host has no room for it, past it if its model may go to disk, else it sleeps on."""
-    if not hostroom.lacking(draft.fleet, instance):
-        descent.direct(draft, instance, Rung.CHECKPOINT, "idle")
-    elif (after_ms := _saved_after_ms(draft.fleet, instance, limits, 0)) is not None:
-        if draft.now - instance.since_ms >= after_ms:
-            images.save(draft, instance, "idle")
-    elif limits.cold_ms is not None and draft.now - instance.since_ms >= limits.cold_ms:
-        descent.direct(draft, instance, Rung.COLD, "idle")
 
 
 def retire(draft: Draft) -> None:

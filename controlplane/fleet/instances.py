@@ -64,7 +64,7 @@ def slept(fleet: Fleet, e: InstanceSlept, at: int) -> Fleet:
     left = requests.stranded(fleet, known, at)
     return changed(
         left, e.instance, rung=Rung.SLEEP, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=e.bytes_used, host_bytes=0,
-        weight_set=None, unsaved=_unsaved(known, e),
+        weight_set=None, unsaved=_unsaved(known, e, Rung.SLEEP, at),
     )  # fmt: skip
 
 
@@ -76,17 +76,20 @@ def checkpointed(fleet: Fleet, e: InstanceCheckpointed, at: int) -> Fleet:
     return images.used(
         changed(
             left, e.instance, rung=Rung.CHECKPOINT, since_ms=at, pid=e.pid, bytes_mapped=0, bytes_used=0,
-            host_bytes=e.host_bytes, weight_set=None, image=e.image or known.image, unsaved=_unsaved(known, e),
+            host_bytes=e.host_bytes, weight_set=None, image=e.image or known.image,
+            unsaved=_unsaved(known, e, Rung.CHECKPOINT, at),
         ),
         e.image, at,
     )  # fmt: skip
 
 
-def _unsaved(known: Instance, e: InstanceSlept | InstanceCheckpointed) -> Unsaved | None:
+def _unsaved(known: Instance, e: InstanceSlept | InstanceCheckpointed, rung: Rung, at: int) -> Unsaved | None:
     """It stands until it was up, or is on disk; of an outdated process for as long as that lives."""
+    was = known.unsaved
+    stood_ms = at if known.rung is not rung else was.since_ms if was is not None else known.since_ms
     if e.code not in DISK_FULL | {ENGINE_OUTDATED}:
-        return known.unsaved
-    return Unsaved(e.code, e.message, known.unsaved.tries + 1 if known.unsaved is not None else 1)
+        return replace(was, since_ms=stood_ms) if was is not None else None
+    return Unsaved(e.code, e.message, stood_ms, was.tries + 1 if was is not None else 1)
 
 
 def _outdated(known: Instance) -> bool:

@@ -104,6 +104,8 @@ class Unsaved(msgspec.Struct, frozen=True):
 
     code: str
     message: str
+    since_ms: int
+    """Since when it stands where it does, those tries counted in: `Instance.since_ms` is that of the last one."""
     tries: int = 1
     room: bool = False
     """Whether its node has found room since."""

@@ -9,7 +9,7 @@ from controlplane.fleet.callers import Gateway, Operation, Request
 from controlplane.fleet.members import Configuration, Image, Instance, Model, WeightSet
 from controlplane.fleet.places import Device, Grant, Node
 
-EVOLVE_VERSION = 12
+EVOLVE_VERSION = 13
 """Bumped whenever `evolve` or a record changes meaning: snapshots of another version are ignored and rebuilt."""
 
 

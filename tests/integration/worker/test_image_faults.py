@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from controlplane.commands import Load, RebuildImage, RemoveImage, ReviseModel, Save, Sleep, Stop, Tick
-from controlplane.decisions import images as decisions_images
+from controlplane.decisions import timers
 from controlplane.events import (
     ImageBuilt,
     ImageFailed,
@@ -153,7 +153,7 @@ async def test_an_idle_engine_that_the_disk_has_no_room_for_sleeps_on_and_goes_t
     plane: Plant, small_disk: Path, monkeypatch: pytest.MonkeyPatch, when: str, code: str
 ) -> None:
     """Its image was once a failed one, which nobody but an operator could mend, and the engine was gone."""
-    monkeypatch.setattr(decisions_images, "BACK_OFF_LIMIT_MS", 1)
+    monkeypatch.setattr(timers, "BACK_OFF_LIMIT_MS", 1)
     await plane.register("a", idle=Idle(sleep_ms=1, saved_ms=1))
     first = await plane.load("a")
     with monkeypatch.context() as others:

@@ -80,7 +80,33 @@ def test_room_that_is_gone_again_by_the_time_that_it_is_written_to_is_tried_less
 def test_one_that_finds_no_room_ends_after_its_own_limit() -> None:
     story, name = story_of(cold_ms=30 * MINUTE)
     falls_short(story, name)
-    story.when(Tick(), after_ms=30 * MINUTE - 1).then_nothing()
+    story.when(Tick(), after_ms=20 * MINUTE - 1).then_nothing()
+    story.when(Tick(), after_ms=1).then(("InstanceDirected", {"rung": Rung.COLD, "code": "idle"}))
+
+
+@pytest.mark.parametrize("code", ["no_space", "over_budget"])
+def test_one_whose_room_comes_and_goes_ends_after_its_own_limit_from_the_beginning(code: str) -> None:
+    """Each try once began that limit anew; `over_budget` is a try that the pool had no room for."""
+    story, name = story_of(cold_ms=180 * MINUTE)
+    slept_ms, tries = story.now - 10 * MINUTE, 0
+    while (directed := story.directive(name)[1]).rung is not Rung.COLD:
+        assert story.now < slept_ms + 180 * MINUTE
+        if directed.rung is Rung.SAVED:
+            tries += 1
+            falls_short(story, name, "no_space" if tries == 1 else code)
+            room(story, name)
+        story.given(Tick(), after_ms=MINUTE)
+    assert (story.now - slept_ms, directed.code) == (180 * MINUTE, "idle")
+    assert tries > 3
+
+
+def test_its_limit_begins_once_it_stands_elsewhere_or_was_in_use() -> None:
+    story, name = story_of(cold_ms=60 * MINUTE)
+    falls_short(story, name, ENGINE_OUTDATED)
+    story.given(Tick(), after_ms=30 * MINUTE)
+    again(story, name, pid=1)
+    assert story.fleet.instances[name].unsaved is not None
+    story.when(Tick(), after_ms=60 * MINUTE - 1).then_nothing()
     story.when(Tick(), after_ms=1).then(("InstanceDirected", {"rung": Rung.COLD, "code": "idle"}))
 
 
