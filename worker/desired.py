@@ -35,7 +35,7 @@ from controlplane.events import (
     WeightsDropped,
     WeightsStaged,
 )
-from controlplane.fleet import ANEW, DISK_FULL, Directive, Fleet, Grant, Image, Model, Rejection
+from controlplane.fleet import ANEW, DISK_FULL, ENGINE_OUTDATED, Directive, Fleet, Grant, Image, Model, Rejection
 from controlplane.rungs import Rung
 
 
@@ -229,7 +229,7 @@ def _wanted(desired: Desired, wanted: Wanted) -> Desired:
 
 
 def _unsaved(e: InstanceSlept | InstanceCheckpointed) -> dict[str, bool]:
-    return {"unsaved": True} if e.code in DISK_FULL else {}
+    return {"unsaved": e.code in DISK_FULL} if e.code in DISK_FULL | {ENGINE_OUTDATED} else {}
 
 
 def _reached(desired: Desired, instance: str, directive: int, rung: Rung, **changes: bool) -> Desired:

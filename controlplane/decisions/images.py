@@ -33,7 +33,7 @@ from controlplane.events import (
 )
 from controlplane.fleet.callers import Operation
 from controlplane.fleet.images import is_pinned, unsaved
-from controlplane.fleet.members import ANEW, ENGINE_OUTDATED, REBUILD, Image, Instance, Model
+from controlplane.fleet.members import ANEW, DISK_FULL, ENGINE_OUTDATED, REBUILD, Image, Instance, Model
 from controlplane.fleet.state import Fleet
 from controlplane.quantities import need_and_limit
 from controlplane.refusal import Code, Refused
@@ -67,7 +67,8 @@ def removed(draft: Draft, report: ReportImageRemoved) -> None:
 def room_found(draft: Draft, report: ReportImageRoom) -> None:
     """The next tick looks who may go to disk."""
     instance = draft.fleet.instances.get(report.instance)
-    if instance is not None and instance.node == report.node and instance.unsaved is not None and not instance.unsaved.room:
+    lacked = instance.unsaved if instance is not None and instance.node == report.node else None
+    if lacked is not None and lacked.code in DISK_FULL and not lacked.room:
         draft.emit(ImageRoomFound(node=report.node, instance=report.instance))
 
 

@@ -132,6 +132,15 @@ def test_room_for_one_that_is_gone_or_lacks_none_says_nothing() -> None:
     story.when(ReportImageRoom(node="n1", instance="ins_gone", directive=1)).then_nothing()
 
 
+def test_room_is_nothing_to_one_that_another_version_has_started_though_it_once_lacked_that() -> None:
+    story, name = story_of()
+    falls_short(story, name)
+    room(story, name)
+    story.given(Tick(), after_ms=10 * MINUTE)
+    falls_short(story, name, ENGINE_OUTDATED).then("InstanceDirected", "InstanceSlept", "GrantReturned")
+    room(story, name).then_nothing()
+
+
 def again(story: Story, name: str, pid: int) -> Story:
     """Up and asleep once more."""
     story.given(Load(model="a")).when(replace(story.up_report("a"), pid=pid))

@@ -46,8 +46,10 @@ HISTORY: list[AnyEvent] = [
     ImageRoomFound(node="n1", instance="ins_1"),
     InstanceDirected(node="n1", instance="ins_1", rung=Rung.CHECKPOINT, code="over_quota"),
     InstanceCheckpointed(node="n1", instance="ins_1", directive=12, pid=1, took_ms=1, host_bytes=1, code="over_quota"),
+    InstanceDirected(node="n1", instance="ins_1", rung=Rung.SLEEP, code="engine_outdated"),
+    InstanceSlept(node="n1", instance="ins_1", directive=14, pid=1, took_ms=1, bytes_used=1, code="engine_outdated"),
     InstanceDirected(node="n1", instance="ins_1", rung=Rung.SAVED),
-    InstanceSaved(node="n1", instance="ins_1", directive=14, image="img_1", took_ms=1),
+    InstanceSaved(node="n1", instance="ins_1", directive=16, image="img_1", took_ms=1),
     WeightsDismissed(node="n1", weight_set="ws_1", code="room"),
 ]  # fmt: skip
 
