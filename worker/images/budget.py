@@ -71,6 +71,8 @@ class Budget:
             try:
                 manifest = self._store.read(image)
             except ImageBroken:
+                if not self._store.path(image).is_dir():
+                    continue  # it was removed just now
                 found.append(Holding(image=image, size_bytes=size, usable=False))
                 continue
             kept = image in keep | self.pinned or manifest.fingerprint.configuration in self.configurations_pinned

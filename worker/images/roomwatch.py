@@ -1,4 +1,5 @@
-"""Whether the disk has room by now for those that stayed off it for want of that. What it finds is told once.
+"""Whether the disk has room by now for those that stayed off it for want of that. What it finds is told once, of one a look:
+room for one is no room for all.
 
 A try costs weights that are staged and a place that is given, and each is told in events; a look costs a few files that are
 read. So nothing is tried again before a look has found room.
@@ -44,18 +45,22 @@ class RoomWatch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        for wanted in self._desired().instances.values():
-            if wanted.unsaved and wanted.answered and await asyncio.to_thread(self._has_room, wanted):
-                assert wanted.directive is not None
-                log.info("room_for_image", instance=wanted.instance)
-                self._report(ReportImageRoom(node=self._node, instance=wanted.instance, directive=wanted.directive.number))
+        unsaved = [wanted for wanted in self._desired().instances.values() if wanted.unsaved and wanted.answered]
+        if not unsaved or (wanted := await asyncio.to_thread(self._with_room, unsaved)) is None:
+            return
+        assert wanted.directive is not None
+        log.info("room_for_image", instance=wanted.instance)
+        self._report(ReportImageRoom(node=self._node, instance=wanted.instance, directive=wanted.directive.number))
 
-    def _has_room(self, wanted: Wanted) -> bool:
-        """Nothing is removed for it yet."""
-        if (record := InstanceDir(self._instances, wanted.instance).read()) is None:
-            return False
+    def _with_room(self, unsaved: list[Wanted]) -> Wanted | None:
+        """That which needs the least, if there is room for it: else there is for none. Nothing is removed for it yet."""
+        read = [(InstanceDir(self._instances, wanted.instance).read(), wanted) for wanted in unsaved]
+        needs = [(room_bytes(record), wanted) for record, wanted in read if record is not None]
+        if not needs:
+            return None
+        need_bytes, least = min(needs, key=lambda one: (one[0], one[1].instance))
         try:
-            self._cabinet.budget.room_for(room_bytes(record))
+            self._cabinet.budget.room_for(need_bytes)
         except NoRoom:
-            return False
-        return True
+            return None
+        return least

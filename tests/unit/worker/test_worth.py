@@ -93,3 +93,17 @@ def test_room_for_a_new_one_is_made_or_refused_with_both_numbers(store: Store, m
         Budget(store, 1000 * MIB, lambda _: True).room_for(20 * MIB)
     assert full.value.code == "no_space"
     assert len(list(store.images())) == 3, "nothing is removed by asking"
+
+
+def test_what_is_removed_while_images_are_counted_is_none_of_those_that_go(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = store.size_bytes
+
+    def and_the_first_goes(image: str) -> int:
+        if image == "img_one":
+            store.remove(image)
+        return measured(image)
+
+    monkeypatch.setattr(store, "size_bytes", and_the_first_goes)
+    assert Budget(store, 2 * MIB + MIB // 2, lambda _: True).room_for(MIB) == ["img_two"]
