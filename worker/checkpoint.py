@@ -81,8 +81,8 @@ async def take_off(local: LocalInstance, parts: Parts) -> None:
     with parts.of("cuda_checkpoint"):
         said = await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
     await operation.end()
-    if not said or (state := said[-1].state) is not CudaState.CHECKPOINTED:
-        raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state if said else 'nothing'}")
+    if (state := said[-1].state) is not CudaState.CHECKPOINTED:
+        raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state}")
     if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
         raise StepFailed("memory_kept", f"checkpointed, the engine still has {human_bytes(left)} of {record.device}")
     local.engine_state = None
