@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,9 @@ ANSWER_S = 5.0
 END_S = 12.0
 """Of one that ends its engine: it gives the kernel five seconds, and as long to what a restore has begun."""
 POLL_S = 0.002
+FOLLOW_S = 1.0
+"""From the end of a spare one that was told whose it is to the answer of whom it went ahead of: else it has died, and another
+is started. That takes some ms; and where it took longer on a busy machine, the other one steps back."""
 REPLY_LIMIT = 1 << 20
 
 
@@ -72,16 +77,13 @@ class HolderLink:
         argv = [sys.executable, "-P", "-m", "worker.holder", "--instance-dir", str(self._directory.path)]
         argv += ["--linger-s", str(linger_s)] if linger_s is not None else []
         argv += ["--warden"] if warden else []
-        started = spare.take(argv) if spare is not None else None
-        started = started or processes.spawn(argv, log=self._directory.log("holder"), directory=self._directory.path.parent)
+        taken = spare.take(argv) if spare is not None else None
+        started = taken or self._spawn(argv)
         try:
             async with asyncio.timeout(deadline_s):
-                while True:
-                    try:
-                        held = await self.ask()
-                        break
-                    except HolderGone:
-                        await asyncio.sleep(POLL_S)
+                while (held := await self._first_answer(taken)) is None:
+                    await processes.gone(started)
+                    taken, started = None, self._spawn(argv)
         except TimeoutError:
             raise HolderGone(f"the holder did not answer within {deadline_s:g} s of its start") from None
         if held.pid != started.pid:
@@ -90,6 +92,21 @@ class HolderLink:
         if holder is None:
             raise HolderGone(f"the holder (pid {held.pid}) ended at once")
         return holder, held
+
+    def _spawn(self, argv: Sequence[str]) -> Process:
+        return processes.spawn(argv, log=self._directory.log("holder"), directory=self._directory.path.parent)
+
+    async def _first_answer(self, taken: Process | None) -> Held | None:
+        """However long it takes; None: `taken` has ended, and nobody has followed it."""
+        ended: float | None = None
+        while ended is None or time.monotonic() - ended < FOLLOW_S:
+            try:
+                return await self.ask()
+            except HolderGone:
+                await asyncio.sleep(POLL_S)
+            if ended is None and taken is not None and not processes.alive(taken):
+                ended = time.monotonic()
+        return None
 
     async def ask(self, *, deadline_s: float = ANSWER_S) -> Held:
         return await self._held(Ask(), deadline_s=deadline_s)

@@ -30,11 +30,6 @@ class Spare:
         self._data, self._wanted = data, asyncio.Event()
         self._waiting: tuple[Process, int] | None = None
 
-    @property
-    def waiting(self) -> Process | None:
-        """Who is at hand."""
-        return self._waiting[0] if self._waiting is not None else None
-
     async def run(self) -> None:
         """Until cancelled; then there is none any more."""
         try:
@@ -51,13 +46,17 @@ class Spare:
                 await processes.end(process, grace_s=0, deadline_s=END_S)
 
     def take(self, argv: Sequence[str]) -> Process | None:
-        """Have it be the holder of command line `argv`; None: there is none, or it has died."""
+        """Have it be the holder of command line `argv`; None: there is none, or it has died, or can't be told."""
         if self._waiting is None:
+            return None
+        try:
+            line = msgspec.json.encode(argv) + b"\n"
+        except UnicodeEncodeError:  # a path whose bytes are no text
             return None
         (process, tell), self._waiting = self._waiting, None
         self._wanted.set()
         try:
-            os.write(tell, msgspec.json.encode(argv) + b"\n")
+            os.write(tell, line)
         except BrokenPipeError:
             processes.reap(process)
             return None

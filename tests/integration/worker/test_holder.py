@@ -125,20 +125,25 @@ async def test_a_second_holder_steps_back(site: Site) -> None:
     assert second == first, "the one that answers; the other has gone"
 
 
+def spare_ones() -> list[processes.Process]:
+    """Holders of this process that are nobody's."""
+    return [one for one in children() if b"--await" in Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")]
+
+
 @contextlib.asynccontextmanager
 async def spared(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Spare, processes.Process]]:
     """A spare holder that is at hand."""
     monkeypatch.setattr(spare_holders, "REST_S", 0.0)
     spare = Spare(site.directory.path.parents[1])
     keeping = asyncio.create_task(spare.run())
-    waiting = await until(lambda: spare.waiting, bool)
-    assert isinstance(waiting, processes.Process)
+    await until(spare_ones, bool)
+    (waiting,) = spare_ones()
     try:
         yield spare, waiting
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        assert spare.waiting is None
+        assert not spare_ones()
 
 
 async def test_a_spare_holder_is_as_good_as_one_that_was_started_for_the_instance(
@@ -151,8 +156,8 @@ async def test_a_spare_holder_is_as_good_as_one_that_was_started_for_the_instanc
         streams = [os.readlink(f"/proc/{holder.pid}/fd/{number}") for number in range(3)]
         assert streams == [os.devnull, *[str(site.directory.log("holder"))] * 2]
         assert os.readlink(f"/proc/{holder.pid}/cwd") == str(site.directory.path.parent)
-        following = await until(lambda: spare.waiting, bool)
-        assert isinstance(following, processes.Process)
+        await until(spare_ones, bool)
+        (following,) = spare_ones()
     assert await processes.ended(following, END_S), "it is nobody's, and leaves with its worker"
     await site.connected()
     assert isinstance(await site.link.tell(Health(), 20), State)
@@ -169,14 +174,36 @@ async def test_a_spare_holder_that_has_died_is_not_missed(site: Site, monkeypatc
     assert isinstance(await site.link.ask(), Held)
 
 
+async def test_a_spare_holder_that_dies_once_it_is_told_whose_it_is_is_followed_by_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with spared(site, monkeypatch) as (spare, waiting):
+        processes.send(waiting, signal.SIGSTOP)  # it never reads its line
+        opening = asyncio.create_task(site.link.open(deadline_s=START_S, spare=spare))
+        await until(lambda: [one for one in spare_ones() if one != waiting], bool)
+        processes.send(waiting, signal.SIGKILL)
+        holder, held = await opening
+        assert holder != waiting and held.pid == holder.pid
+        assert processes.identify(waiting.pid) != waiting, "it was reaped"
+
+
+async def test_a_spare_holder_that_can_t_be_told_whose_it_is_stays_at_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with spared(site, monkeypatch) as (spare, waiting):
+        assert spare.take(["worker.holder", os.fsdecode(b"/data-\xff")]) is None
+        assert spare_ones() == [waiting]
+        holder, _ = await site.link.open(deadline_s=START_S, spare=spare)
+        assert waiting == holder or processes.identify(waiting.pid) != waiting, "it went ahead of the holder"
+
+
 async def test_a_spare_holder_does_not_outlive_its_worker(tmp_path: Path) -> None:
     program = (
-        "import asyncio, sys; from pathlib import Path; from worker import spare\n"
+        "import asyncio, os; from pathlib import Path; from worker import spare\n"
+        "children = Path(f'/proc/self/task/{os.getpid()}/children')\n"
         "spare.REST_S = 0.0\n"
         "async def main():\n"
         f"    one = spare.Spare(Path({str(tmp_path)!r})); keeping = asyncio.create_task(one.run())\n"
-        "    while one.waiting is None: await asyncio.sleep(0.01)\n"
-        "    print(one.waiting.pid, flush=True); await keeping\n"
+        "    while not (pids := children.read_text()): await asyncio.sleep(0.01)\n"
+        "    print(int(pids), flush=True); await keeping\n"
         "asyncio.run(main())"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
