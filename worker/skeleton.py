@@ -44,7 +44,9 @@ async def start_holder(local: LocalInstance) -> None:
             deadline_s=local.site.deadlines.start_holder, warden=saves, spare=local.site.spare
         )
     except HolderGone as error:
-        words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
+        words = ""
+        with contextlib.suppress(FileNotFoundError):  # a spare one writes there only once it has settled in
+            words = local.directory.log("holder").read_text(encoding="utf-8", errors="replace")[-1000:]
         raise StepFailed("start_failed", f"{error}; it said: {words or 'nothing'}") from error
     local.watch("holder", holder)
     local.note(holder=True, present=True, grant=held.grant)
@@ -70,7 +72,7 @@ async def start_engine(local: LocalInstance) -> None:
         "--artefacts", str(local.site.data / "artefacts"), *_on_device(local),
     )  # fmt: skip
     local.directory.edit(  # before there is one: should this worker die now, the next one knows what it finds
-        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None, unread=False,
+        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None,
         **pretence(spec.engine, spec.arguments),
     )  # fmt: skip
     try:
@@ -80,6 +82,7 @@ async def start_engine(local: LocalInstance) -> None:
     except HolderGone as error:
         raise StepFailed("holder_died", str(error)) from error
     assert held.engine is not None
+    local.directory.edit(unread=False)  # not before: till now it may have been one that a worker that is gone brought back
     local.watch("engine", held.engine)
     own_layout = local.seen.own_layout
     device = local.seen.device if own_layout else None
@@ -94,7 +97,7 @@ async def _started(local: LocalInstance, argv: tuple[str, ...]) -> Held:
         if error.code != "started_already":
             raise
     held = await local.holder.ask()
-    if held.engine is None:  # a worker that is gone had begun to bring one back
+    if held.engine is None or held.parked:  # a worker that is gone had begun to bring one back, or has
         await local.holder.kill(0)
         held = await local.holder.start(argv)
     else:
