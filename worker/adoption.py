@@ -7,7 +7,6 @@ from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderGone
-from worker.images.steps import compared
 from worker.instancedir import Record
 from worker.local import LocalInstance
 from worker.moves import EngineState, Goal, Observed
@@ -68,8 +67,10 @@ async def adopt_holder(local: LocalInstance, record: Record) -> None:
 
 
 async def _adopt_parked(local: LocalInstance, grant: int | None) -> None:
+    if local.record.unread:  # to compare its image now would hold up this worker's hello; a climb does it beside CRIU
+        local.note(engine=EngineState.DEAD)
+        return
     try:
-        await compared(local)
         state = await _parked(local)
         local.note(engine=state, verified=state is EngineState.CHECKPOINTED or grant is None)
     except StepFailed:

@@ -1,6 +1,7 @@
 """The steps of the ladder that have to do with images: seek one, restore from it, check what came back."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from controlplane.fleet import ENGINE_OUTDATED
 from controlplane.quantities import need_and_limit
 from controlplane.rungs import Rung
 from worker import checkpoint, hostmemory, knownanswer, parked
+from worker.countdown import within
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.images.fingerprint import outdated
@@ -22,8 +24,9 @@ from worker.skeleton import pretence
 
 OUR_SHARE: Final = 0.7
 """Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
-BLAMELESS: Final = frozenset({"pid_taken", "engine_died", "started_already"})
-"""Failures that say nothing of the image. The last: a worker that is gone had begun a restore."""
+BLAMELESS: Final = frozenset({"pid_taken", "engine_died", "not_parked", "not_compared", "started_already"})
+"""Failures that say nothing of the image. `not_parked`: the engine has ended while it waited for its release; the last: a
+worker that is gone had begun a restore."""
 
 log = structlog.get_logger("images")
 
@@ -77,7 +80,9 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         local.note(image=None)
         if failure.code == "holder_died":
             raise
-        if failure.code not in BLAMELESS:
+        if failure.code in BLAMELESS:
+            log.warning("restore_given_up", instance=local.instance, image=image, code=failure.code, message=failure.message)
+        else:
             await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
         if failure.code == "unkillable":
             raise  # no other engine beside what is left of this one
@@ -89,19 +94,6 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     if wanted.directive is not None and wanted.directive.rung is Rung.CHECKPOINT:
         await checkpoint.weigh(local)
     return manifest.size_bytes
-
-
-async def compared(local: LocalInstance) -> None:
-    """Of an engine that was found parked: if the worker died that compared its image, that is done now. Raises StepFailed."""
-    record = local.record
-    if not record.unread or record.unproven is None:
-        return
-    store = local.site.images.store
-    try:
-        await asyncio.to_thread(lambda image: store.verify(store.read(image)), record.unproven)
-    except ImageBroken as broken:
-        raise StepFailed(broken.code, broken.message) from broken
-    local.directory.edit(unread=False)
 
 
 async def _broken(local: LocalInstance, wanted: Wanted, image: str, broken: ImageBroken) -> None:
@@ -136,6 +128,8 @@ async def bring_back(
 ) -> None:
     """From the bytes in `directory` to an engine that answers, or to a checkpointed one if it had a GPU.
 
+    `deadline_s` is CRIU's. What it leaves of it `reading` has to end, and then once more the released engine to answer.
+
     Raises StepFailed, and ImageBroken if `reading` finds a wrong byte: the engine is there then, and was not released; or CRIU
     has failed, and it is no wonder.
     """
@@ -155,10 +149,12 @@ async def bring_back(
         )
     except StepFailed as failure:
         if reading is not None and failure.code == "restore_failed":
-            await reading.done()
+            with contextlib.suppress(StepFailed):
+                await _compared(reading, deadline_s - (time.monotonic() - began))
         raise
+    left_s = deadline_s - (time.monotonic() - began)
     if reading is not None:
-        await reading.done()
+        await _compared(reading, left_s)
         local.directory.edit(unread=False)
     assert held.engine is not None
     if manifest.gpu is not None:
@@ -166,8 +162,17 @@ async def bring_back(
         local.engine_state = None
         local.note(engine=EngineState.CHECKPOINTED, attached=None, awake=False, checked=False, woken_for=None, verified=True)
         return
-    await parked.release(local, deadline_s - (time.monotonic() - began))
+    await parked.release(local, left_s)
     local.watch("engine", held.engine)  # not before: whoever asked for it knows what follows one that does not come back
     state = local.engine_state
     assert state is not None
     local.directory.edit(skeleton_bytes=max(state.bytes_private, manifest.skeleton_bytes))
+
+
+async def _compared(reading: Reading, deadline_s: float) -> None:
+    """Raises ImageBroken; StepFailed (`not_compared`), if that takes longer: its threads go on, and nobody waits for them."""
+    try:
+        async with within(deadline_s):
+            await reading.done()
+    except TimeoutError:
+        raise StepFailed("not_compared", f"the image's digests were not compared {deadline_s:.1f} s after CRIU's end") from None

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from worker.images import beside, budget, building, bulk, steps
 from worker.images.manifest import Manifest
 from worker.images.reading import Reading
 from worker.images.store import Store
+from worker.processes import Process
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -277,14 +279,9 @@ async def test_an_image_that_is_removed_during_a_climb_has_not_failed(plane: Pla
     await save(plane, "a")
 
 
-@pytest.mark.parametrize("whole", [True, False])
-async def test_no_engine_is_released_before_all_of_its_image_is_compared_whichever_worker_does_it(
-    house: Plant, monkeypatch: pytest.MonkeyPatch, whole: bool
-) -> None:
-    await house.register("a")
-    await house.load("a")
-    await save(house, "a")
-    path, _ = manifest(house)
+@pytest.fixture
+def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until it is set no image's memory is compared."""
     verify, go = Store.verify, threading.Event()
 
     def late(store: Store, of: Manifest, *, memory: bool | None = None) -> None:
@@ -293,6 +290,12 @@ async def test_no_engine_is_released_before_all_of_its_image_is_compared_whichev
         verify(store, of, memory=memory)
 
     monkeypatch.setattr(Store, "verify", late)
+    yield go
+    go.set()
+
+
+async def parked_unread(house: Plant) -> Process:
+    """Have the model's engine brought back: it is there, and waits for the comparison."""
     house.order(Load(model="a"))
 
     def parked_for_good() -> Any:
@@ -300,20 +303,58 @@ async def test_no_engine_is_released_before_all_of_its_image_is_compared_whichev
         record = house.directory(found.instance).read() if found is not None else None
         return record is not None and record.unread and record.engine
 
-    back = await house.until(parked_for_good)
+    engine = await house.until(parked_for_good)
+    assert isinstance(engine, Process)
+    return engine
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_no_engine_whose_image_is_not_compared_outlives_its_worker(
+    house: Plant, go: threading.Event, whole: bool
+) -> None:
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    path, made = manifest(house)
+    back = await parked_unread(house)
     if not whole:
         flip(path / "pages-1.img")
     await house.worker.vanish()
-    go.set()
+    began = time.monotonic()
     await house.restart_worker()
+    assert time.monotonic() - began < 30, "nobody waits for digests before a worker's hello"
+    assert await processes.ended(back, 30)
+    assert house.up("a") is None, "it was not released"
+    go.set()
     up = await house.until(lambda: house.up("a"))
     assert await says(house, up, "whole") == "You said: whole"
-    if whole:
-        assert (up.pid, house.record(up.instance).unread) == (back.pid, False)
-    else:
-        assert await processes.ended(back, 30)
-        assert house.of_type(InstanceUp)[-1].image is None
+    assert house.record(up.instance).unread is False
+    assert house.of_type(InstanceUp)[-1].image == (made.image if whole else None), "the climb began again"
+    if not whole:
         assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == "image_corrupt"
+
+
+@pytest.mark.parametrize("why", ["its digests are late", "it dies beside them"])
+async def test_an_engine_that_is_lost_before_its_image_is_compared_is_no_fault_of_the_image(
+    house: Plant, go: threading.Event, why: str
+) -> None:
+    house.deadlines = msgspec.structs.replace(house.deadlines, restore=12.0)
+    await house.restart_worker()
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    _, made = manifest(house)
+    back = await parked_unread(house)
+    if why == "it dies beside them":
+        processes.send(back, signal.SIGKILL)
+        assert await processes.ended(back, 30)
+        go.set()
+    up = await house.until(lambda: house.up("a"))
+    assert not processes.alive(back)
+    assert await says(house, up, "whole") == "You said: whole"
+    assert house.of_type(InstanceUp)[-1].image is None
+    assert house.worker.images.store.standing(made.image).failures == 0
+    assert not house.of_type(InstanceFailed)
 
 
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:
@@ -544,6 +585,7 @@ async def test_an_engine_that_came_back_while_no_worker_looked_is_brought_to_its
             await asyncio.sleep(0.02)
     record = directory.read()
     assert record is not None and (record.kind, record.pretends, record.unproven) == ("fake", True, image.name)
+    directory.edit(unread=False)  # as one that had seen all of the image compared
     await plane.restart_worker()
     again = await plane.until(lambda: plane.up("a"))
     assert again.pid == record.engine.pid
