@@ -70,10 +70,8 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     try:
         await bring_back(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE, reading)
     except ImageBroken as broken:
-        held = await parked.asked(local, lambda: local.holder.kill(0))
         await _broken(local, wanted, image, broken)
-        if held.engine is not None and held.exit is None:  # no other engine beside this one
-            raise StepFailed("unkillable", f"the engine, pid {held.engine.pid}, outlives SIGKILL") from broken
+        await _killed(local)
         return 0
     except StepFailed as failure:
         local.stand_down()
@@ -86,7 +84,7 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
             await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
         if failure.code == "unkillable":
             raise  # no other engine beside what is left of this one
-        await parked.asked(local, lambda: local.holder.kill(0))
+        await _killed(local)
         return 0
     await asyncio.to_thread(cabinet.store.used, image)
     local.note(image=image, checked=False, woken_for=None)
@@ -94,6 +92,13 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     if wanted.directive is not None and wanted.directive.rung is Rung.CHECKPOINT:
         await checkpoint.weigh(local)
     return manifest.size_bytes
+
+
+async def _killed(local: LocalInstance) -> None:
+    """What was brought back, as far as it is there. Raises StepFailed (`unkillable`): no other engine beside this one."""
+    held = await parked.asked(local, lambda: local.holder.kill(0))
+    if held.engine is not None and held.exit is None:
+        raise StepFailed("unkillable", f"the engine, pid {held.engine.pid}, outlives SIGKILL")
 
 
 async def _broken(local: LocalInstance, wanted: Wanted, image: str, broken: ImageBroken) -> None:
