@@ -2,11 +2,15 @@
 
 import contextlib
 import functools
+import os
+import time
 
 import pynvml
 
 _LINKS = 18
 """NVLinks a device has at most (Hopper)."""
+_LAST_S = 1.0
+"""What `load` looks back on: as old as the driver's word of the whole device may be."""
 
 
 def users(uuid: str) -> dict[int, int]:
@@ -17,11 +21,23 @@ def users(uuid: str) -> dict[int, int]:
 
 
 def load(uuid: str) -> tuple[int, bool] | None:
-    """Free bytes, and whether kernels ran in the driver's last sample (up to a second old). None: it does not tell."""
+    """Free bytes, and whether anybody else computed there in the last second. None: the driver does not tell."""
     with contextlib.suppress(pynvml.NVMLError):
-        free = int(pynvml.nvmlDeviceGetMemoryInfo(_handle(uuid)).free)
-        return free, bool(pynvml.nvmlDeviceGetUtilizationRates(_handle(uuid)).gpu)
+        handle = _handle(uuid)
+        free = int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+        return free, bool(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) and _others_compute(handle)
     return None
+
+
+def _others_compute(handle: object) -> bool:
+    """Of a device that was in use: copies from the host are use, too, by this driver's count. True where it does not tell
+    processes apart, or knows this one by another id (some containers)."""
+    since_us = int((time.time() - _LAST_S) * 1e6)
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except pynvml.NVMLError:
+        return True
+    return any(sample.smUtil and sample.pid != os.getpid() for sample in samples)
 
 
 def joined(uuid: str, other: str) -> bool:

@@ -36,8 +36,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     copying: bool = False
     """Its link is in use, for itself or for another."""
     decoding: bool = False
-    loss: float = 0.06
-    """Of its decoding, while it helps at full rate: two H200s lost 4.0 and 5.2 %, bound by their memory."""
+    loss: float = 0.08
+    """Of its decoding, while it helps at full rate: H200s whose decoding is bound by their memory lost up to 6.7 %."""
 
 
 class Path(msgspec.Struct, frozen=True, kw_only=True):

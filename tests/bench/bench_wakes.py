@@ -154,6 +154,7 @@ class Bench:
         return {
             "switch_p50_ms": statistics.median(took), "switch_p99_ms": max(took), "copy_ms": copy, "gb_per_s": rate / 1e9,
             "of_bus": rate / self.bus if self.bus else None, "n": len(took), "path": copies[-1].path,
+            "links": {shard.via: shard.copied_bytes for shard in copies[-1].shards},
             "shard_ms": {shard.via: shard.took_ms for shard in copies[-1].shards},
         }  # fmt: skip
 

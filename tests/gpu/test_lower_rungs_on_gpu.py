@@ -7,7 +7,7 @@ driver says is left out. `ROUND_TRIPS` says how many of each kind.
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,14 +88,15 @@ async def down(plane: PlaneUnderTest, model: str, operation: str) -> Instance:
     return there
 
 
-async def nobody_but_the_pool_is_on_a_device(plane: PlaneUnderTest) -> None:
+async def nobody_but_the_pool_is_on_a_device(plane: PlaneUnderTest, *, others: Set[int] = frozenset()) -> None:
+    """others: who was there before."""
     if STANDIN:
         return
     pool = plane.child("pool").pid
     for device in (await plane.fleet()).devices:
 
         async def alone(device: str = device) -> bool:
-            return set(gpus.processes(device)) <= {pool}
+            return set(gpus.processes(device)) <= {pool, *others}
 
         try:
             await plane.until(alone, f"nobody but the pool ({pool}) is on {device}", 20)
@@ -238,12 +239,13 @@ async def test_a_skeleton_that_waits_for_room_on_its_host_goes_no_further_than_s
 
 @pytest.mark.skipif(not STANDIN and len(gpus.gpus()) < 2, reason="one GPU is not enough")
 async def test_an_image_is_restored_onto_another_device(tmp_path: Path) -> None:
+    others = {pid for gpu in gpus.gpus() for pid in gpus.processes(gpu.uuid)}
     with running(settings(tmp_path, share="1", siblings=False)) as plane:
         await able(plane)
         first = await answers(plane, "a")
         home = (await plane.serving("a")).device
         await down(plane, "a", "save")
-        await nobody_but_the_pool_is_on_a_device(plane)
+        await nobody_but_the_pool_is_on_a_device(plane, others=others)
         await answers(plane, "b")
         assert (await plane.serving("b")).device == home, "it has taken the place"
         head = await plane.head()
@@ -259,4 +261,4 @@ async def test_an_image_is_restored_onto_another_device(tmp_path: Path) -> None:
         for name in ("a", "b"):
             plane.cli("stop", name)
         await plane.until_fleet(lambda fleet: not fleet.instances, "all gone")
-        await nobody_but_the_pool_is_on_a_device(plane)
+        await nobody_but_the_pool_is_on_a_device(plane, others=others)

@@ -250,15 +250,24 @@ def test_a_corrupt_segment_is_found_refused_and_brought_anew(house: House, devic
 
 
 def test_a_neighbour_with_a_link_of_its_own_carries_half(house: House, device: gpus.Gpu) -> None:
+    """Again and again: that it copies is not taken for computing."""
     if len(gpus.gpus()) < 2 or os.environ.get("CUDA_VISIBLE_DEVICES"):
         pytest.skip("one GPU here")
-    attachment = house.attach(device)
-    assert attachment.filled is not None
-    shards = attachment.filled.shards
-    if len(shards) == 1:
-        pytest.skip("no neighbour here may help: no NVLink, or one uplink for both")
-    assert sum(shard.copied_bytes for shard in shards) == SEGMENTS * SIZE
+    ends = time.monotonic() + 3
+    while True:
+        attachment = house.attach(device)
+        assert attachment.filled is not None
+        shards = attachment.filled.shards
+        if len(shards) == 1:
+            pytest.skip("no neighbour here may help: no NVLink, or one uplink for both")
+        assert sum(shard.copied_bytes for shard in shards) == SEGMENTS * SIZE
+        if time.monotonic() > ends:
+            break
+        house.importer.unmap()
+        attachment.release()
     for number in range(SEGMENTS):
         assert np.array_equal(house.importer.read(number), house.bytes[number])
+    helped = next(shard for shard in shards if shard.via != device.uuid)
+    assert 0.4 <= helped.copied_bytes / (SEGMENTS * SIZE) <= 0.6
     house.importer.unmap()
     attachment.release()
