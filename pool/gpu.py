@@ -52,7 +52,7 @@ class Gpu(Protocol):
         """Process id -> bytes, as far as the driver tells."""
 
     def load(self) -> tuple[int, bool] | None:
-        """Free bytes and whether it computes, for any thread; None: the driver does not tell."""
+        """Free bytes and whether anybody else computes there, for any thread; None: the driver does not tell."""
 
     def create(self, size: int, writers: Sequence[str] = ()) -> Block:
         """`writers`: devices that relay into it. Raises NoDeviceMemory."""

@@ -7,8 +7,8 @@ from pool.gpu import Gpu
 
 BESIDE_DECODING = 0.8
 """Of the rate that is expected of a link (`Place.bytes_per_s`): a slower one is slowed in proportion. While copies ran at 50 to
-54 GB/s a neighbour lost 4.9 to 6 % of its decoding (H200s, decoding bound by the device's memory), at 45 GB/s 4.6 to 5.2 %: at
-40 it should stay below 5 %, for 0.1 s more of a wake of 16 GB. 1 or more: never slowed."""
+54 GB/s a neighbour lost 4.9 to 6 % of its decoding (H200s, decoding bound by the device's memory), at 45 GB/s 4.6 to 5.2 %, at
+40 GB/s 4.3 %, for 0.1 s more of a wake of 16 GB. 1 or more: never slowed."""
 
 
 class Pace:
@@ -46,7 +46,7 @@ FREE = Pace(None)
 
 
 def pace_beside(gpu: Gpu, share: float, bytes_per_s: float) -> Pace:
-    """On a device where other engines have weights: slowed if kernels ran there a moment ago, or if the driver can't tell.
+    """On a device where other engines have weights: slowed if anybody computed there a moment ago, or if the driver can't tell.
 
     bytes_per_s: what is expected of the device's link.
     """
