@@ -7,7 +7,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from pool import nvml
-from pool.gpu import Block, NoDeviceMemory
+from pool.gpu import Activity, Block, NoDeviceMemory
 from pool.topology import Topology, read_topology
 
 _PINNED = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -117,8 +117,8 @@ class CudaGpu:
     def users(self) -> dict[int, int]:
         return nvml.users(self.uuid)
 
-    def load(self) -> tuple[int, bool] | None:
-        return nvml.load(self.uuid)
+    def activity(self) -> Activity | None:
+        return nvml.activity(self.uuid)
 
     def reaches(self, other: "CudaGpu") -> bool:
         """Whether this device may write the other's memory directly, without the host between."""

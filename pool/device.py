@@ -69,6 +69,8 @@ class Device:
     an engine whose segments lie otherwise has beside `Resident.base`."""
     left: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Copies, and bytes of them, of daemons before this one: how many engines map those."""
+    users: Counter[int] = field(default_factory=Counter)
+    """Process id -> how often it has something there; 0: of one in a namespace that this daemon does not see."""
 
     def holds_on_to(self, resident: Resident, newcomer: str) -> str | None:
         """Why the memory of one set can't become another's; None: it can."""

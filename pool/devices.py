@@ -142,9 +142,10 @@ class Devices:
 
         beside_others = device.serves()
         rate = self._topology.bytes_per_s(device.lane.gpu.uuid)
+        users = frozenset(device.users)
 
         def work() -> Filled:
-            pace = pace_beside(device.lane.gpu, self._share, rate) if beside_others else FREE
+            pace = pace_beside(device.lane.gpu, self._share, rate, users) if beside_others else FREE
             with self._routes.chosen(device.lane.gpu, size, beside=beside) as routes:
                 if made is not None:
                     return refill(device.lane.gpu, slabs, made, routes, pace=pace)
@@ -222,6 +223,12 @@ class Devices:
             whole = sum(manifest.segments[: len(manifest.segments) - manifest.host_segments])
             for copy, size in (copies or {manifest.weight_set: whole}).items():
                 device.left[copy, size] += change
+
+    def uses(self, process: int, uuid: str, change: int) -> None:
+        """It has something more on a device (1), or less (-1)."""
+        if (device := self._devices.get(uuid)) is not None:
+            device.users[process] += change
+            device.users = +device.users  # without those who have nothing left
 
     async def describe(self) -> tuple[DeviceState, ...]:
         """Raises Refused (`device_silent`)."""

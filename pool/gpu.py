@@ -3,7 +3,7 @@
 Nothing else, so that it can be played without one (`tests/fakegpu.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,20 @@ class Block:
     handle: int
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What a device is used for at the moment."""
+
+    free_bytes: int
+    computing: Set[int] | None = frozenset()
+    """Processes other than this one that computed there in the last second; None: some may have, the driver does not tell."""
+
+    @property
+    def anybody(self) -> bool:
+        """May be computing there."""
+        return self.computing is None or bool(self.computing)
+
+
 class Relay(Protocol):
     """A ring of buffers on a device that helps: host memory -> ring -> another device's block. All calls from one thread."""
 
@@ -35,7 +49,7 @@ class Relay(Protocol):
 
 
 class Gpu(Protocol):
-    """One device. All calls but `relay`, `users` and `load` come from one thread, its lane's."""
+    """One device. All calls but `relay`, `users` and `activity` come from one thread, its lane's."""
 
     uuid: str
     total_bytes: int
@@ -51,8 +65,8 @@ class Gpu(Protocol):
     def users(self) -> Mapping[int, int]:
         """Process id -> bytes, as far as the driver tells."""
 
-    def load(self) -> tuple[int, bool] | None:
-        """Free bytes and whether anybody else computes there, for any thread; None: the driver does not tell."""
+    def activity(self) -> Activity | None:
+        """For any thread; None: the driver does not tell."""
 
     def create(self, size: int, writers: Sequence[str] = ()) -> Block:
         """`writers`: devices that relay into it. Raises NoDeviceMemory."""

@@ -7,10 +7,12 @@ import time
 
 import pynvml
 
+from pool.gpu import Activity
+
 _LINKS = 18
 """NVLinks a device has at most (Hopper)."""
 _LAST_S = 1.0
-"""What `load` looks back on: as old as the driver's word of the whole device may be."""
+"""What `activity` looks back on: as old as the driver's word of the whole device may be."""
 
 
 def users(uuid: str) -> dict[int, int]:
@@ -20,24 +22,26 @@ def users(uuid: str) -> dict[int, int]:
     return {}
 
 
-def load(uuid: str) -> tuple[int, bool] | None:
-    """Free bytes, and whether anybody else computed there in the last second. None: the driver does not tell."""
+def activity(uuid: str) -> Activity | None:
+    """None: the driver does not tell."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = _handle(uuid)
         free = int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
-        return free, bool(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) and _others_compute(handle)
+        in_use = bool(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return Activity(free, _computing(handle) if in_use else frozenset())
     return None
 
 
-def _others_compute(handle: object) -> bool:
-    """Of a device that was in use: copies from the host are use, too, by this driver's count. True where it does not tell
-    processes apart, or knows this one by another id (some containers)."""
+def _computing(handle: object) -> frozenset[int] | None:
+    """On a device that is in use: by the driver's count copies from the host are use, too. As `Activity.computing`."""
     since_us = int((time.time() - _LAST_S) * 1e6)
     try:
+        if all(one.pid != os.getpid() for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)):
+            return None  # it knows processes by other ids than this machine: a container
         samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
     except pynvml.NVMLError:
-        return True
-    return any(sample.smUtil and sample.pid != os.getpid() for sample in samples)
+        return None
+    return frozenset(sample.pid for sample in samples if sample.smUtil and sample.pid != os.getpid())
 
 
 def joined(uuid: str, other: str) -> bool:

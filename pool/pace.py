@@ -1,9 +1,9 @@
 """How fast a copy may be while a neighbour on the same device computes: some of its memory's bandwidth is the copy's."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
-from pool.gpu import Gpu
+from pool.gpu import Activity, Gpu
 
 BESIDE_DECODING = 0.8
 """Of the rate that is expected of a link (`Place.bytes_per_s`): a slower one is slowed in proportion. While copies ran at 50 to
@@ -45,10 +45,16 @@ class Pace:
 FREE = Pace(None)
 
 
-def pace_beside(gpu: Gpu, share: float, bytes_per_s: float) -> Pace:
-    """On a device where other engines have weights: slowed if anybody computed there a moment ago, or if the driver can't tell.
+def pace_beside(gpu: Gpu, share: float, bytes_per_s: float, neighbours: Set[int]) -> Pace:
+    """On a device where other engines have weights: slowed if one of them computed there a moment ago, or if nobody can tell.
 
-    bytes_per_s: what is expected of the device's link.
+    bytes_per_s: what is expected of the device's link. neighbours: the engines' process ids; 0 stands for one that can't be
+    known. An engine that was at work and has gone to sleep for this copy's sake is none of them.
     """
-    load = gpu.load()
-    return FREE if share >= 1 or (load is not None and not load[1]) else Pace(bytes_per_s * share)
+    return Pace(bytes_per_s * share) if share < 1 and _compute(neighbours, gpu.activity()) else FREE
+
+
+def _compute(neighbours: Set[int], activity: Activity | None) -> bool:
+    if activity is None or activity.computing is None or 0 in neighbours:
+        return activity is None or activity.anybody
+    return bool(activity.computing & neighbours)

@@ -15,10 +15,12 @@ log = logging.getLogger("pool")
 
 
 class References:
-    """`remove` is called for a set that is corrupt and that nobody holds any more."""
+    """`remove` is called for a set that is corrupt and that nobody holds any more. process: whose connection it is."""
 
-    def __init__(self, residency: Residency, devices: Devices, remove: Callable[[str], Awaitable[object]]) -> None:
-        self._residency, self._devices, self._remove = residency, devices, remove
+    def __init__(
+        self, residency: Residency, devices: Devices, remove: Callable[[str], Awaitable[object]], *, process: int = 0
+    ) -> None:
+        self._residency, self._devices, self._remove, self._process = residency, devices, remove, process
         self._host: Counter[str] = Counter()
         self._on_device: dict[tuple[str, str], list[Resident]] = {}
         self._left: list[tuple[Manifest, str, Mapping[str, int]]] = []
@@ -33,6 +35,7 @@ class References:
     ) -> Resident:
         resident = await self._devices.hold(manifest, device, beside=beside, neighbours=neighbours)
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
+        self._devices.uses(self._process, device, 1)
         return resident
 
     async def exchange(self, manifest: Manifest, device: str, over: str) -> Resident:
@@ -49,6 +52,7 @@ class References:
     def left(self, manifest: Manifest, device: str, copies: Mapping[str, int]) -> None:
         """On a device, put there by a daemon before this one."""
         self._devices.left(manifest, device, copies, 1)
+        self._devices.uses(self._process, device, 1)
         self._left.append((manifest, device, copies))
 
     async def release(self, weight_set: str, device: str | None) -> Released:
@@ -57,6 +61,7 @@ class References:
             held = self._on_device.get((weight_set, device), [])
             if not held:
                 raise Refused("unknown_set", f"this connection does not hold {weight_set[:64]} on {device[:64]}")
+            self._devices.uses(self._process, device, -1)
             released = await self._devices.release(weight_set, device, held.pop())
             await self._let_go(weight_set)
             return released
@@ -73,12 +78,14 @@ class References:
     async def close(self) -> None:
         for (weight_set, device), held in self._on_device.items():
             while held:
+                self._devices.uses(self._process, device, -1)
                 try:
                     await self._devices.release(weight_set, device, held.pop())
                 except OSError as error:  # a device that is lost; all else that is held goes
                     log.warning("not_freed", extra={"weight_set": weight_set, "device": device, "why": str(error)})
         for manifest, device, copies in self._left:
             self._devices.left(manifest, device, copies, -1)
+            self._devices.uses(self._process, device, -1)
         for weight_set in list(self._host):
             while self._host[weight_set]:
                 await self._let_go(weight_set)

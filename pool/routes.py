@@ -26,14 +26,14 @@ class Routes:
     def chosen(self, target: Gpu, size_bytes: int, *, beside: Sequence[str] = ()) -> Iterator[tuple[Route, ...]]:
         """Taken for as long as the context lasts: who helps one fill is not asked for another, nor is anybody of `beside`."""
         able = [uuid for uuid in self._gpus if (uuid, target.uuid) in self._topology.peers and uuid not in beside]
-        others = {uuid: self._gpus[uuid].load() for uuid in able}  # milliseconds each: a wake asks nobody in vain
+        others = {uuid: self._gpus[uuid].activity() for uuid in able}  # milliseconds each: a wake asks nobody in vain
         with self._lock:
             if (stop := self._helping.pop(target.uuid, None)) is not None:
                 stop.set()
             loads = {
-                uuid: Load(free_bytes=load[0], decoding=load[1], copying=bool(self._copying[uuid]))
-                for uuid, load in others.items()
-                if load is not None
+                uuid: Load(free_bytes=does.free_bytes, decoding=does.anybody, copying=bool(self._copying[uuid]))
+                for uuid, does in others.items()
+                if does is not None
             }
             paths = choose(target.uuid, size_bytes, self._topology, loads, reserve_bytes=RESERVE_BYTES)
             rate = self._topology.bytes_per_s(target.uuid)

@@ -10,7 +10,7 @@ from typing import assert_never
 
 import msgspec
 
-from pool.admission import admission
+from pool.admission import admission, peer
 from pool.arena import Arena
 from pool.checks import Checks
 from pool.deposits import Deposits
@@ -131,7 +131,7 @@ class Server:
     # ---- a conversation -------------------------------------------------------------------------------------
 
     async def _converse(self, channel: AsyncChannel) -> None:
-        held = References(self.residency, self.devices, self.removals.remove)
+        held = References(self.residency, self.devices, self.removals.remove, process=peer(channel.sock))
         try:
             if (refusal := admission(channel.sock, len(self._connections))) is not None:
                 await send(channel, refusal)

@@ -4,10 +4,10 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from pool.gpu import Block, NoDeviceMemory
+from pool.gpu import Activity, Block, NoDeviceMemory
 from pool.mapping import map_shared, unmap
 
 MIB = 1 << 20
@@ -20,7 +20,8 @@ class FakeGpu:
     granularity: int = 2 * MIB
     foreign_bytes: int = 0
     """Used by somebody whom the pool does not know."""
-    decoding: bool = False
+    computing: Set[int] | None = frozenset()
+    """As in `Activity`."""
     roomless: bool = False
     """No ring fits, although there was room when it was asked for."""
     relayed: list[tuple[int, int]] = field(default_factory=list)
@@ -61,8 +62,8 @@ class FakeGpu:
     def users(self) -> dict[int, int]:
         return {4711: self.foreign_bytes} if self.foreign_bytes else {}
 
-    def load(self) -> tuple[int, bool] | None:
-        return self.free_bytes(), self.decoding
+    def activity(self) -> Activity | None:
+        return Activity(self.free_bytes(), self.computing)
 
     def create(self, size: int, writers: Sequence[str] = ()) -> Block:
         if self.steals_after is not None and len(self.blocks) >= self.steals_after:

@@ -168,11 +168,11 @@ class Bench:
             wait_for(told.exists, 60)
         return {**found, "stagings": [json.loads(line) for line in told.read_text().splitlines()][:3]}
 
-    def beside_decoding(self, uuid: str, work: Callable[[], Any]) -> Any:
-        """What the neighbour loses, and what the wake does."""
+    def beside_decoding(self, uuid: str, work: Callable[[], Any], *neighbour: str) -> Any:
+        """What the neighbour loses, and what the wake does. neighbour: more that `decode_for_ever` is told."""
         told = self.path / f"decoded-{time.monotonic()}"
         told.touch()
-        with beside(decode_for_ever, uuid, str(told)):
+        with beside(decode_for_ever, uuid, str(told), *neighbour):
             wait_for(lambda: told.stat().st_size > 2000, 120)
             begun = time.monotonic()
             threading.Event().wait(2.0)
@@ -189,11 +189,16 @@ class Bench:
         return {**found, "tokens_per_s": rates, "lost": lost, "copying_share": copying, "lost_while_copying": lost / copying}
 
     def beside_engine(self) -> Any:
-        """Likewise, but somebody has a set on that device: copies keep to the part of the link's rate that is theirs then."""
+        """Likewise, but the neighbour has a set there: copies keep to the part of the link's rate that is theirs then."""
+        assert self.daemon is not None
+        return self.beside_decoding(self.devices[0], self.again, str(self.daemon.socket), self.other)
+
+    def beside_resting(self) -> Any:
+        """Somebody has a set there and rests, as most do, and copies came a moment ago: nothing is slowed."""
         assert self.daemon is not None
         held = attach_device(self.daemon.socket, self.other, self.devices[0], lambda attached, fds: None)
         try:
-            return self.beside_decoding(self.devices[0], self.again)
+            return self.again()
         finally:
             held.release()
 
@@ -224,6 +229,7 @@ def main() -> None:
         bench.phase("target decodes, copies alone", lambda: bench.beside_decoding(bench.devices[0], bench.in_place))
         bench.phase("target decodes, wakes", lambda: bench.beside_decoding(bench.devices[0], bench.again))
         bench.phase("target decodes, its engine has a set there, wakes", bench.beside_engine)
+        bench.phase("an engine that rests has a set there, wakes", bench.beside_resting)
     if "staging" not in options.without:
         bench.phase("beside staging", bench.beside_staging)
     bench.end()

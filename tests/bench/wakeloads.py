@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pool.devicelink import deposit
+from pool.devicelink import attach_device, deposit
 from pool.filling import Filling
 from pool.messages import Deposit, Tensor
 from tests.poolroom import write_safetensors
@@ -76,8 +76,12 @@ def stage_for_ever(socket: str, path: str, wanted: list[int], told: str) -> None
         seed += 1
 
 
-def decode_for_ever(uuid: str, told: str) -> None:
-    """What decoding asks of a GPU: every weight read once a token, kernels in one graph."""
+def decode_for_ever(uuid: str, told: str, socket: str = "", weight_set: str = "") -> None:
+    """What decoding asks of a GPU: every weight read once a token, kernels in one graph.
+
+    weight_set: what this process has there from the pool, as an engine that is up has its weights.
+    """
+    held = attach_device(Path(socket), weight_set, uuid, lambda attached, fds: None) if weight_set else None  # noqa: F841
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid
     import torch
 

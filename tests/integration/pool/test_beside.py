@@ -1,16 +1,17 @@
 """Wakes beside what others do: a set that is being brought, an engine that decodes on the same device. The GPU is played."""
 
 import asyncio
+import os
 import statistics
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from pathlib import Path
 
 import pytest
 
-from pool import arena, daemon, deposits, devicelink, devices, stage
+from pool import arena, daemon, deposits, devicelink, devices, server, stage
 from pool.client import PoolClient
 from pool.gpu import Gpu
 from pool.pace import FREE, Pace
@@ -63,26 +64,47 @@ async def test_a_wake_waits_for_no_staging_whatever_that_is_at(
     await bringing
 
 
-async def test_a_copy_is_slowed_only_where_another_engine_decodes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+async def test_a_copy_asks_for_the_engines_whose_weights_lie_beside_it(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Set[int]] = []
 
-    def pace(gpu: Gpu, share: float, bytes_per_s: float) -> Pace:
-        asked.append(gpu.uuid)
+    def pace(gpu: Gpu, share: float, bytes_per_s: float, neighbours: Set[int]) -> Pace:
+        asked.append(neighbours)
         return FREE
 
     monkeypatch.setattr(devices, "pace_beside", pace)
     first = await room.deposit()
     room.weights = room.weights[::-1]
-    second = await asyncio.to_thread(devicelink.deposit, room.socket, room.request(form="cfg_2"), room.write)
-    one = await room.attach(first)
+    second = (await asyncio.to_thread(devicelink.deposit, room.socket, room.request(form="cfg_2"), room.write)).weight_set
+
+    async def attach(engine: int, weight_set: str) -> devicelink.DeviceAttachment:
+        monkeypatch.setattr(server, "peer", lambda sock: engine)
+        attachment: devicelink.DeviceAttachment = await room.attach(weight_set)
+        return attachment
+
+    one = await attach(11, first)
     assert asked == [], "alone on its device nobody is asked, for that takes milliseconds"
-    other = await room.attach(second.weight_set)
-    assert asked == [room.gpu.uuid]
-    await asyncio.to_thread(one.release)
+    other = await attach(12, second)
+    assert asked.pop() == {11}
+    await asyncio.to_thread(one.close)  # without a word
+    await until(lambda: len(room.gpu.blocks) == 2)
+    third = await attach(13, first)
+    assert asked.pop() == {12}
     await asyncio.to_thread(other.release)
-    again = await room.attach(first)
-    assert asked == [room.gpu.uuid], "its neighbour has gone"
-    await asyncio.to_thread(again.release)
+    fourth = await attach(14, second)
+    assert asked.pop() == {13}, "what has gone to sleep is no neighbour"
+    await asyncio.to_thread(third.release)
+    await asyncio.to_thread(fourth.release)
+    fifth = await attach(15, first)
+    assert asked == []
+    await asyncio.to_thread(fifth.release)
+
+
+async def test_who_connects_is_known_by_its_process(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    real = server.peer
+    monkeypatch.setattr(server, "peer", lambda sock: told.append(real(sock)) or told[-1])
+    await room.described()
+    assert told == [os.getpid()]
 
 
 def delay_s() -> float:

@@ -51,9 +51,23 @@ def test_a_copy_without_a_limit_waits_for_nobody() -> None:
     FREE.hold(1 << 60)
 
 
-@pytest.mark.parametrize(("decoding", "share", "rate"), [(True, 0.9, 18 * GB), (False, 0.9, None), (True, 1.0, None)])
-def test_it_is_slowed_beside_kernels_only_and_as_its_link_is(decoding: bool, share: float, rate: float | None) -> None:
-    assert pace_beside(FakeGpu(decoding=decoding), share, 20 * GB).bytes_per_s == rate
+@pytest.mark.parametrize(
+    ("computing", "neighbours", "slowed"),
+    [
+        pytest.param({7}, {7, 8}, True, id="a neighbour decodes"),
+        pytest.param({9}, {7, 8}, False, id="who computed has gone to sleep, its neighbours rest"),
+        pytest.param(set(), {7}, False, id="nobody"),
+        pytest.param(None, {7}, True, id="the driver does not tell"),
+        pytest.param({9}, {7, 0}, True, id="it may be the one that can't be known"),
+        pytest.param(set(), {0}, False, id="one that can't be known, and nobody computes"),
+    ],
+)
+def test_it_is_slowed_beside_a_neighbours_kernels_only_and_as_its_link_is(
+    computing: set[int] | None, neighbours: set[int], slowed: bool
+) -> None:
+    gpu = FakeGpu(computing=computing)
+    assert pace_beside(gpu, 0.9, 20 * GB, neighbours).bytes_per_s == (18 * GB if slowed else None)
+    assert pace_beside(gpu, 1.0, 20 * GB, neighbours) is FREE
 
 
 def test_pieces_of_a_journey_are_paced_and_all_arrive() -> None:
