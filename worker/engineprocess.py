@@ -151,7 +151,8 @@ class EngineProcess:
             return Denied(code=failure.code, message=failure.message)
         self.inner = None
         self._reaped.set()
-        self._directory.edit(engine=None)
+        with contextlib.suppress(OSError):  # the dump took all room: a record of one that has ended misleads nobody
+            self._directory.edit(engine=None)
         return None
 
     async def restore(self, wanted: Restore) -> Denied | None:
@@ -212,6 +213,6 @@ class EngineProcess:
         if self.known is None:  # its end is meant
             return
         self.exit, self._replaceable = ended, self._replaceable or self._surgery.parked is not None
-        with contextlib.suppress(FileNotFoundError):  # the worker has cleaned up: nobody is left to tell
+        with contextlib.suppress(OSError):  # the worker has cleaned up, or the disk is full: whoever asks is told
             self._directory.edit(exit=ended)
         self._port.lose("engine_died", self.death or "")

@@ -46,7 +46,7 @@ class ParkEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Have the engine forget its callers, close everything and wait for its release. Answer: `Held`, parked.
 
     What holds a GPU is taken off it between this and `Dump`, and put back on it between `Restore` and `Release`; both are the
-    worker's. Denied: the engine's code, `engine_died`, `not_connected`, `step_deadline` (it is released again).
+    worker's. Denied: the engine's code, `engine_died`, `not_connected`, `no_space`, `step_deadline` (it is released again).
     """
 
     deadline_ms: int
@@ -59,7 +59,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Dump(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Park the engine, unless it is, write it to `directory` with `criu`, and end it. Answer: `Held`, without an engine.
 
-    Denied: `engine_died`, `not_connected`, `dump_failed` (the engine is as it was before), `step_deadline`.
+    Denied: `engine_died`, `not_connected`, `dump_failed`, `no_space` (the engine is as it was before), `step_deadline`.
     """
 
     criu: str
@@ -71,8 +71,8 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Bring the engine of `directory` back; `pid` is its pid in the image, `place` where it looks for its release, which it
     gets at once unless `parked`: then it waits for `Release`.
 
-    Answer: `Held`, with the engine. Denied: `started_already`, `pid_taken`, `restore_failed`, `step_deadline`; whatever had
-    come to life by then has been ended; `unkillable`: it has not.
+    Answer: `Held`, with the engine. Denied: `started_already`, `pid_taken`, `no_release`, `restore_failed`, `step_deadline`;
+    whatever had come to life by then has been ended; `unkillable`: it has not.
     """
 
     criu: str

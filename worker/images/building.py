@@ -44,7 +44,7 @@ NO_SPACE: Final = os.strerror(errno.ENOSPC)
 """As CRIU says it."""
 
 ELSEWHERE: Final = frozenset(
-    {"no_memory", "no_device_memory", "device_full", "device_silent", "unknown_set", "pool", "pool_away"}
+    {"no_memory", "no_release", "no_device_memory", "device_full", "device_silent", "unknown_set", "pool", "pool_away"}
 )
 """Failures of a build that say nothing of the image, nor of any that is built next: no room to prove it in, or no weights."""
 
@@ -158,7 +158,8 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = _free(draft)
-        if failure.code == "dump_failed" and (free < FULL_BYTES or NO_SPACE in failure.message):  # others took it meanwhile
+        ran_full = failure.code == "dump_failed" and (free < FULL_BYTES or NO_SPACE in failure.message)
+        if ran_full or failure.code == "no_space":  # others took it meanwhile
             await to_its_end(lambda: cabinet.store.discard(image))
             if stays_unsaved(wanted):
                 await _as_before(local, gpu, was_off=was_off)

@@ -24,9 +24,9 @@ from worker.skeleton import pretence
 
 OUR_SHARE: Final = 0.7
 """Of a step's deadline is CRIU's: what comes after it, the way back included, must still fit."""
-BLAMELESS: Final = frozenset({"pid_taken", "engine_died", "not_parked", "not_compared", "started_already"})
-"""Failures that say nothing of the image. `not_parked`: the engine has ended while it waited for its release; the last: a
-worker that is gone had begun a restore."""
+BLAMELESS: Final = frozenset({"pid_taken", "engine_died", "not_parked", "not_compared", "started_already", "no_release"})
+"""Failures that say nothing of the image. `not_parked`: the engine has ended while it waited for its release;
+`started_already`: a worker that is gone had begun a restore; `no_release`: the disk is full."""
 
 log = structlog.get_logger("images")
 

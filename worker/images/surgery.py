@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -21,10 +22,14 @@ from worker.instancedir import InstanceDir
 
 POLL_S: Final = 0.002
 REAP_S: Final = 5.0
+DRAFT: Final = f"{RELEASE}.new"
+NO_RELEASE: Final = "no_release"
+"""A restore that was not begun, for the disk is full: nothing could have let the engine go on."""
 
 
 class SurgeryFailed(Exception):
-    """`code`: `dump_failed`, `restore_failed`, `pid_taken`, `step_deadline`, `unkillable` or the engine's own."""
+    """`code`: `dump_failed`, `no_space`, `restore_failed`, `no_release`, `pid_taken`, `step_deadline`, `unkillable` or the
+    engine's own."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -60,7 +65,7 @@ class Surgery:
     async def park(self, port: EnginePort, pid: int, deadline_s: float) -> None:
         """Raises SurgeryFailed or NotTold; then the engine is as it was before, or dead."""
         place = self.park_in(pid)
-        _clear_way(place)
+        self._make_way(place, full="no_space", failed="dump_failed")
         reply = await port.tell(Park(place=str(place)), deadline_s)
         if isinstance(reply, Fault):
             raise SurgeryFailed(reply.code, reply.message)
@@ -97,8 +102,8 @@ class Surgery:
         mark.unlink(missing_ok=True)
         try:
             refilling = criu.refill_script(Path(wanted.directory), wanted.pid, script, mark)
-        except OSError as error:  # the disk is full, say: this holder lives on
-            raise SurgeryFailed("restore_failed", f"{script} can't be written: {error}") from error
+        except OSError as error:  # this holder lives on
+            raise _unwritten(script, error, full=NO_RELEASE, failed="restore_failed") from error
         argv = criu.restore_argv(
             wanted.criu, wanted.directory, str(work), str(self._nothing()), str(script) if refilling else ""
         )
@@ -107,7 +112,8 @@ class Surgery:
                 raise SurgeryFailed("pid_taken", "another restore is under way on this node, and pids are shared by all")
             if processes.identify(wanted.pid) is not None:
                 raise SurgeryFailed("pid_taken", f"pid {wanted.pid}, which the image needs, is another process's")
-            _clear_way(Path(wanted.place))  # not before: the pid's owner may be about to read its release there
+            # Not before: the pid's owner may be about to read its release there.
+            self._make_way(Path(wanted.place), full=NO_RELEASE, failed="restore_failed")
             try:
                 await self._run_criu(argv, log, "restore_failed", wanted.deadline_ms / 1000)
                 if refilling and not mark.exists():
@@ -129,19 +135,30 @@ class Surgery:
         """Tell the parked engine that it is this instance's."""
         place, self.parked = self.parked, None
         assert place is not None
-        draft = place / f"{RELEASE}.new"
-        draft.write_text(str(self.place), encoding="utf-8")
-        draft.replace(place / RELEASE)
+        (place / DRAFT).replace(place / RELEASE)
+
+    def _make_way(self, place: Path, *, full: str, failed: str) -> None:
+        """A release that was left there would end the wait of the next one too early. What this one's will say is written now:
+        a dump may leave no room for that. Raises SurgeryFailed."""
+        try:
+            _make(place)
+            (place / RELEASE).unlink(missing_ok=True)
+            (place / DRAFT).write_text(str(self.place), encoding="utf-8")
+        except OSError as error:
+            raise _unwritten(place / DRAFT, error, full=full, failed=failed) from error
 
     async def _run_criu(self, argv: list[str], log: Path, code: str, deadline_s: float) -> None:
-        process = subprocess.Popen(  # noqa: ASYNC220 (a fork; nothing is waited for)
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-        )
+        try:
+            process = subprocess.Popen(  # noqa: ASYNC220 (a fork; nothing is waited for)
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            raise SurgeryFailed(code, f"{argv[0]} can't be run: {error}") from error
         self._awaited[process.pid] = ended = asyncio.get_running_loop().create_future()
         process.returncode = 0  # reaped by the holder, not by this object
         await asyncio.wait((ended,), timeout=deadline_s)
@@ -210,10 +227,10 @@ def _make(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _clear_way(place: Path) -> None:
-    """A release that was left there would end the wait of the next one too early."""
-    _make(place)
-    (place / RELEASE).unlink(missing_ok=True)
+def _unwritten(path: Path, error: OSError, *, full: str, failed: str) -> SurgeryFailed:
+    """Its code is `full` where the disk is."""
+    code = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else failed
+    return SurgeryFailed(code, f"{path} can't be written: {error}")
 
 
 def children() -> list[int]:

@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
 from tests.imagehouse import Surgeon, able, flip, manifest, save, save_one, says
-from tests.workshop import MIB, Plant
-from worker import hostmemory, knownanswer, parked, processes
+from tests.workshop import MIB, Plant, plant
+from worker import filedigest, hostmemory, knownanswer, parked, processes
 from worker import steps as worker_steps
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
@@ -60,6 +61,21 @@ def small_disk(plane: Plant) -> Iterator[Path]:
         pytest.skip(f"no disk of its own can be mounted here: {mount.stderr}")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+async def one_disk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plant]:
+    """A plant whose whole data directory is on a disk of its own, as most are on one disk."""
+    with tempfile.TemporaryDirectory(prefix="eh") as place:
+        mount = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], capture_output=True, text=True, check=False)
+        if mount.returncode:
+            pytest.skip(f"no disk of its own can be mounted here: {mount.stderr}")
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        try:
+            async with plant() as made:
+                yield able(made)
+        finally:
+            subprocess.run(["umount", "-l", place], check=True)
 
 
 async def refused_save(plane: Plant, name: str) -> OperationFailed:
@@ -108,6 +124,18 @@ async def test_a_disk_that_runs_full_in_the_dump_leaves_nothing_half_written(
     assert failed.code == "no_space"
     assert "ran full" in failed.message
     assert list(small_disk.iterdir()) == []
+
+
+async def test_an_engine_goes_on_where_its_dump_has_left_no_room_for_anything(
+    one_disk: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release could not be written once: nobody knew of it any more, and its image was said to be a failed one."""
+    monkeypatch.setattr(budget.Budget, "room_for", lambda self, need_bytes: [])
+    await one_disk.register("a")
+    await one_disk.load("a")
+    size = filedigest.taken_bytes(one_disk.data) + 4 * MIB
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(one_disk.data.parent)], check=True)
+    assert "ran full" in (await unsaved(one_disk, "a")).message
 
 
 @pytest.mark.parametrize(("when", "code"), [("before", "over_quota"), ("within", "no_space")])

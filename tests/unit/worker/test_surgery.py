@@ -1,10 +1,13 @@
 """What a failed restore leaves is ended, and what can't be ended is told."""
 
+import errno
 import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from worker.census import Census
 from worker.engines.parking import RELEASE
 from worker.holdermessages import Restore
 from worker.images import surgery
+from worker.images.steps import BLAMELESS
 from worker.images.surgery import Surgery, SurgeryFailed
 from worker.instancedir import InstanceDir
 
@@ -80,3 +84,34 @@ async def test_one_that_finds_its_pid_taken_leaves_the_owner_its_release(tmp_pat
         failure = await restored(directory, pid=os.getpid())
     assert failure.code == "pid_taken" and ("another restore" in failure.message) == under_way
     assert release.read_text(encoding="utf-8") == "ins_2"
+
+
+def no_room(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_restore_for_which_the_disk_is_too_full_is_not_begun_and_blames_no_image(
+    tmp_path: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = InstanceDir(tmp_path / "run" / "inst", "ins_1")
+    directory.create("cfg_1")
+    monkeypatch.setattr(Path, "write_text", no_room)
+    failure = await restored(directory)
+    assert failure.code in BLAMELESS
+    assert "No space left" in failure.message
+    assert child.poll() is None, "nobody has begun"
+    child.kill()
+    child.wait(30)
+
+
+async def test_an_engine_whose_release_could_not_be_written_is_not_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = InstanceDir(tmp_path / "run" / "inst", "ins_1")
+    directory.create("cfg_1")
+    monkeypatch.setattr(Path, "write_text", no_room)
+    told: list[object] = []
+    port: Any = SimpleNamespace(tell=lambda *words: told.append(words))
+    with pytest.raises(SurgeryFailed) as failed:
+        await Surgery(directory, Census.before()).park(port, os.getpid(), 9)
+    assert (failed.value.code, told) == ("no_space", [])
