@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Final
 
@@ -52,15 +53,19 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     cabinet, image = local.site.images, local.seen.image
     assert image is not None
     reading, local.reading = local.reading, None
+    ends = time.monotonic() + local.site.deadlines.restore * OUR_SHARE
     try:
         manifest = await asyncio.to_thread(cabinet.store.read, image)
         if manifest.gpu is not None:
             checkpoint.get_ready(local, manifest.gpu)
         if reading is None or not reading.serves(manifest):
             reading = Reading(cabinet.store, manifest)
-        await reading.orders()
+        await _compared(reading.orders(), ends - time.monotonic())
     except ImageBroken as broken:
         await _broken(local, wanted, image, broken)
+        return 0
+    except StepFailed as failure:
+        _without(local, image, failure)
         return 0
     if (free := hostmemory.available_bytes()) < manifest.memory_bytes:
         local.stand_down()
@@ -68,19 +73,16 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         raise StepFailed("no_memory", f"bringing it back takes {need} of memory; this machine has {has}")
     local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image, unread=True)
     try:
-        await bring_back(local, manifest, cabinet.store.path(image), local.site.deadlines.restore * OUR_SHARE, reading)
+        await bring_back(local, manifest, cabinet.store.path(image), ends - time.monotonic(), reading)
     except ImageBroken as broken:
         await _broken(local, wanted, image, broken)
         await _killed(local)
         return 0
     except StepFailed as failure:
-        local.stand_down()
-        local.note(image=None)
+        _without(local, image, failure)
         if failure.code == "holder_died":
             raise
-        if failure.code in BLAMELESS:
-            log.warning("restore_given_up", instance=local.instance, image=image, code=failure.code, message=failure.message)
-        else:
+        if failure.code not in BLAMELESS:
             await asyncio.to_thread(cabinet.fail, image, wanted.configuration, "restore", failure.code, failure.message)
         if failure.code == "unkillable":
             raise  # no other engine beside what is left of this one
@@ -92,6 +94,13 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
     if wanted.directive is not None and wanted.directive.rung is Rung.CHECKPOINT:
         await checkpoint.weigh(local)
     return manifest.size_bytes
+
+
+def _without(local: LocalInstance, image: str, failure: StepFailed) -> None:
+    """The climb goes on without this image."""
+    local.stand_down()
+    local.note(image=None)
+    log.warning("restore_given_up", instance=local.instance, image=image, code=failure.code, message=failure.message)
 
 
 async def _killed(local: LocalInstance) -> None:
@@ -155,11 +164,11 @@ async def bring_back(
     except StepFailed as failure:
         if reading is not None and failure.code == "restore_failed":
             with contextlib.suppress(StepFailed):
-                await _compared(reading, deadline_s - (time.monotonic() - began))
+                await _compared(reading.done(), deadline_s - (time.monotonic() - began))
         raise
     left_s = deadline_s - (time.monotonic() - began)
     if reading is not None:
-        await _compared(reading, left_s)
+        await _compared(reading.done(), left_s)
         local.directory.edit(unread=False)
     assert held.engine is not None
     if manifest.gpu is not None:
@@ -174,10 +183,11 @@ async def bring_back(
     local.directory.edit(skeleton_bytes=max(state.bytes_private, manifest.skeleton_bytes))
 
 
-async def _compared(reading: Reading, deadline_s: float) -> None:
+async def _compared(comparing: Awaitable[None], deadline_s: float) -> None:
     """Raises ImageBroken; StepFailed (`not_compared`), if that takes longer: its threads go on, and nobody waits for them."""
     try:
         async with within(deadline_s):
-            await reading.done()
+            await comparing
     except TimeoutError:
-        raise StepFailed("not_compared", f"the image's digests were not compared {deadline_s:.1f} s after CRIU's end") from None
+        message = f"the image's digests were not compared within {deadline_s:.1f} s of the time that CRIU has"
+        raise StepFailed("not_compared", message) from None

@@ -385,6 +385,27 @@ async def test_an_engine_that_is_lost_before_its_image_is_compared_is_no_fault_o
     assert not house.of_type(InstanceFailed)
 
 
+async def test_an_image_that_can_t_be_looked_through_in_time_is_left_for_a_cold_start(
+    house: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CRIU goes by comes before it: a disk that gives nothing there was once the climb's end."""
+    house.deadlines = msgspec.structs.replace(house.deadlines, restore=6.0)
+    await house.restart_worker()
+    await house.register("a")
+    await house.load("a")
+    await save(house, "a")
+    _, made = manifest(house)
+    go = threading.Event()
+    monkeypatch.setattr(Store, "verify", lambda *_, **__: go.wait(60))
+    try:
+        up = await house.load("a")
+    finally:
+        go.set()
+    assert await says(house, up, "whole") == "You said: whole"
+    assert house.of_type(InstanceUp)[-1].image is None and not house.of_type(InstanceFailed)
+    assert house.worker.images.store.standing(made.image).failures == 0
+
+
 async def test_a_criu_that_hangs_and_hears_nothing_is_killed_and_holds_up_nobody_else(plane: Plant, surgeon: Surgeon) -> None:
     """C26."""
     plane.deadlines = msgspec.structs.replace(plane.deadlines, restore=12.0)  # more than a cold start on a busy machine
