@@ -39,6 +39,8 @@ def _computing(handle: object) -> frozenset[int] | None:
         if all(one.pid != os.getpid() for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)):
             return None  # it knows processes by other ids than this machine: a container
         samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except pynvml.NVMLError_NotFound:  # nobody has computed: of copies it does not always know whose they were
+        return frozenset()
     except pynvml.NVMLError:
         return None
     return frozenset(sample.pid for sample in samples if sample.smUtil and sample.pid != os.getpid())

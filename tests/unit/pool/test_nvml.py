@@ -46,15 +46,16 @@ def told(
         pytest.param([sample(SELF, 99)], set(), id="own copies, which the driver counts as kernels"),
         pytest.param([sample(SELF, 99), sample(OTHER, 0)], set(), id="another one that rests"),
         pytest.param([sample(SELF, 3), sample(OTHER, 97)], {OTHER}, id="another one that decodes beside copies"),
+        pytest.param(pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND), set(), id="copies whose process is not told"),
     ],
 )
 def test_what_this_process_copies_is_nobodys_computing(
-    monkeypatch: pytest.MonkeyPatch, processes: list[SimpleNamespace], computing: set[int]
+    monkeypatch: pytest.MonkeyPatch, processes: list[SimpleNamespace] | pynvml.NVMLError, computing: set[int]
 ) -> None:
     assert told(monkeypatch, used=100, processes=processes) == Activity(FREE, computing)
 
 
-@pytest.mark.parametrize("why", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
+@pytest.mark.parametrize("why", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
 def test_where_processes_are_not_told_apart_anybody_may_compute(monkeypatch: pytest.MonkeyPatch, why: int) -> None:
     found = told(monkeypatch, used=1, processes=pynvml.NVMLError(why))
     assert found == Activity(FREE, None) and found is not None and found.anybody
