@@ -333,6 +333,27 @@ async def test_a_lost_connection_is_told_and_mended(plane: StagedPlane, browser:
         await expect(page.locator("#model-sql-coder .pill")).to_have_text("cold")
 
 
+async def test_a_silent_connection_is_made_again_and_one_that_beats_is_left(house: Stagehouse, browser: Browser) -> None:
+    async with opened(browser, "about:blank") as (page, _):
+        await page.clock.install()
+        await page.goto(house.url)
+        await connected(house)
+        reader = next(iter(house.stage.hub.readers))
+        await page.evaluate("addEventListener('beat', () => { document.documentElement.dataset.beaten = '1'; })")
+        await page.clock.fast_forward(30_000)
+        house.stage.hub.beat()
+        await expect(page.locator("html")).to_have_attribute("data-beaten", "1")
+        await page.clock.fast_forward(30_000)
+        await expect(page.locator("#wire")).to_be_hidden()
+        assert house.stage.hub.readers == {reader}
+        await page.route("**/live?*", lambda route: route.abort())
+        await page.clock.fast_forward(45_000)
+        await expect(page.locator("#wire")).to_contain_text("No connection to enginehouse")
+        await page.unroute("**/live?*")
+        await expect(page.locator("#wire")).to_be_hidden()
+        assert house.stage.hub.readers != {reader}
+
+
 async def test_streams_end_at_once_when_the_server_stops(plane: StagedPlane, browser: Browser) -> None:
     async with Stagehouse(plane).open() as house, opened(browser, house.url):
         await connected(house)

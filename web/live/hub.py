@@ -12,10 +12,11 @@ from time import monotonic
 from typing import Final
 
 HEARTBEAT_S: Final = 15.0
-"""Proxies commonly cut a stream that is silent for 30 to 60 s."""
+"""Proxies commonly cut a stream that is silent for 30 to 60 s, and a page that hears no beat connects again."""
 STUCK_S: Final = 30.0
 """A reader whose socket takes nothing for this long is let go; its browser connects again."""
-HEARTBEAT: Final = b": beat\n\n"
+HEARTBEAT: Final = b"event: beat\ndata:\n\n"
+"""An event, not a comment: a page has to see it."""
 
 
 class Reader:

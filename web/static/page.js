@@ -77,10 +77,28 @@ function connection(words) {
   }, 900);
 }
 
-document.addEventListener("htmx:sse:after:connection", () => connection(""));
-document.addEventListener("htmx:sse:before:connection", (event) => {
-  if (event.detail.connection.attempt > 0) connection("No connection to enginehouse. What is shown is the last that was heard; trying again.");
+const SILENT_MS = 40_000; // the stream beats every 15 s
+let heard; // when it last said anything; undefined: it is paused, or being connected again
+let stream;
+
+document.addEventListener("htmx:sse:after:connection", (event) => {
+  stream = event.detail.connection;
+  heard = performance.now();
+  connection("");
 });
+document.addEventListener("htmx:sse:before:message", () => { heard = performance.now(); });
+document.addEventListener("htmx:sse:before:connection", (event) => {
+  if (event.detail.connection.attempt === 0) return;
+  heard = undefined;
+  connection("No connection to enginehouse. What is shown is the last that was heard; trying again.");
+});
+// Nothing closes a connection to a process that hangs, or over a network that is gone: it is only silent.
+setInterval(() => {
+  if (heard === undefined || performance.now() - heard < SILENT_MS) return;
+  heard = undefined;
+  stream.reader?.cancel(); // what reads it connects again
+}, 1000);
+document.addEventListener("visibilitychange", () => { if (document.hidden) heard = undefined; });
 document.addEventListener("htmx:sse:error", (event) => {
   if (event.detail.status === 401 || event.detail.status === 403) {
     connection("You are signed out. Sign in again to see what happens.");
