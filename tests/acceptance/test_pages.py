@@ -354,6 +354,52 @@ async def test_a_silent_connection_is_made_again_and_one_that_beats_is_left(hous
         assert house.stage.hub.readers != {reader}
 
 
+ANSWERED = """([pieces, goes_on]) => { window.fetch = async (url, { signal }) => new Response(new ReadableStream({
+  start(stream) {
+    for (const one of pieces) stream.enqueue(new TextEncoder().encode(`data: ${one}\n\n`));
+    if (!goes_on) stream.close();
+    signal.addEventListener("abort", () => stream.error(signal.reason));
+  },
+})); }"""
+PIECE = '{"choices": [{"delta": {"content": "a kettle is"}}]}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "goes_on", "said"),
+    [
+        ([PIECE], False, "The connection to enginehouse broke off. Send it again."),
+        ([PIECE, '{"error": {"message": "the engine died"}}'], True, "the engine died"),
+        ([PIECE], True, "Stopped."),
+    ],
+)
+async def test_what_a_model_has_said_stays_whatever_ends_its_answer(
+    house: Stagehouse, browser: Browser, pieces: list[str], goes_on: bool, said: str
+) -> None:
+    async with opened(browser, house.url) as (page, _):
+        await page.evaluate(ANSWERED, [pieces, goes_on])
+        await page.get_by_label("Message").fill("what is a kettle?")
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.locator("[data-text]")).to_have_text("a kettle is")
+        if said == "Stopped.":
+            await page.locator("form[data-try] button").click()
+        await expect(page.locator("[data-answer]")).to_contain_text(said)
+        await expect(page.locator("[data-text]")).to_have_text("a kettle is")
+        await expect(page.locator("form[data-try] button")).to_have_text("Send")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "You are signed out. Load this page again to sign in."), (502, "with HTTP status 502.")]
+)
+async def test_who_is_asked_through_something_else_is_told_what_that_said(
+    house: Stagehouse, browser: Browser, status: int, said: str
+) -> None:
+    async with opened(browser, house.url) as (page, _):
+        await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=status, body="<html>no</html>"))
+        await page.get_by_label("Message").fill("what is a kettle?")
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.locator("[data-bad]")).to_contain_text(said)
+
+
 async def test_streams_end_at_once_when_the_server_stops(plane: StagedPlane, browser: Browser) -> None:
     async with Stagehouse(plane).open() as house, opened(browser, house.url):
         await connected(house)

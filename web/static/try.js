@@ -6,12 +6,20 @@ const part = (name) => panel.querySelector(`[data-${name}]`);
 const TOKENS = 300;
 let running; // the AbortController of the call under way
 
-function show({ wait = "", text = "", bad = false, figures = "" }) {
+let written = ""; // of the answer under way, or the last one: it stays, whatever ends it
+
+function show({ wait = "", figures = "", bad = "" }) {
   part("answer").hidden = false;
-  part("wait").textContent = wait;
-  part("text").textContent = text;
-  part("text").classList.toggle("bad", bad);
-  part("figures").textContent = figures;
+  for (const [name, words] of Object.entries({ wait, text: written, figures, bad })) part(name).textContent = words;
+}
+
+async function refusal(response) {
+  if (response.status === 401) return "You are signed out. Load this page again to sign in.";
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `Something between this page and enginehouse answered, with HTTP status ${response.status}.`;
+  }
 }
 
 async function* events(body) {
@@ -37,12 +45,12 @@ async function ask(model, message, signal) {
     }),
     signal,
   });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  let text = "";
+  if (!response.ok) throw new Error(await refusal(response));
   let first;
+  let cut = "";
   for await (const event of events(response.body)) {
     if (event.startsWith(": ")) {
-      if (!text) show({ wait: event.slice(2) });
+      if (!written) show({ wait: event.slice(2) });
       continue;
     }
     const data = event.replace(/^data: /, "");
@@ -52,16 +60,18 @@ async function ask(model, message, signal) {
     const piece = chunk.choices[0]?.delta?.content;
     if (piece) {
       first ??= performance.now() - began;
-      text += piece;
-      show({ text });
+      written += piece;
+      show({});
     }
+    if (chunk.choices[0]?.finish_reason === "length") cut = ", and cut there";
     if (chunk.usage) {
       const took = (performance.now() - began) / 1000;
       const speed = chunk.usage.completion_tokens / Math.max(took - (first ?? 0) / 1000, 0.001);
       const head = first === undefined ? "" : `first token after ${(first / 1000).toFixed(2)} s, `;
-      show({ text, figures: `${head}${chunk.usage.completion_tokens} tokens, ${speed.toFixed(0)} a second` });
+      show({ figures: `${head}${chunk.usage.completion_tokens} tokens, ${speed.toFixed(0)} a second${cut}` });
     }
   }
+  throw new TypeError("the answer ended without its end");
 }
 
 function busy(is) {
@@ -78,12 +88,13 @@ form?.addEventListener("submit", async (event) => {
   const { model, message } = Object.fromEntries(new FormData(form));
   running = new AbortController();
   busy(true);
+  written = "";
   show({ wait: `asking ${model}` });
   try {
     await ask(model, message, running.signal);
   } catch (error) {
-    const stopped = error.name === "AbortError";
-    show({ text: stopped ? "Stopped." : error.message, bad: !stopped });
+    if (error.name === "AbortError") show({ figures: "Stopped." });
+    else show({ bad: error instanceof TypeError ? "The connection to enginehouse broke off. Send it again." : error.message });
   } finally {
     running = undefined;
     busy(false);
