@@ -41,7 +41,7 @@ async def attend(
     watching.add_done_callback(_unwatched)
     try:
         settings = SettingsWatch(chosen.path, bus, plane, say) if chosen.path is not None else None
-        applied = await _first(settings, chosen, say) if settings is not None else 0
+        applied = await _first(settings, chosen) if settings is not None else 0
         if not await web.ready(READY_S):
             say(f"web is not ready after {READY_S:g} s; trying on. Its log ends:\n{web.last_words()}")
             await web.ready(None)
@@ -72,12 +72,12 @@ async def shown(plane: Plane, position: int) -> None:
                 await asyncio.sleep(POLL_S)
 
 
-async def _first(watch: SettingsWatch, chosen: Chosen, say: Say) -> int:
+async def _first(watch: SettingsWatch, chosen: Chosen) -> int:
     """Apply the settings; returns the position of what came of it. A refusal is told and the plane goes on: the file can be
     mended while it runs."""
     try:
         return await watch.apply(chosen.settings)
     except (Refused, TimeoutError) as error:
         log.warning("settings_refused", path=str(watch.path), reason=repr(error))
-        say(f"settings not applied: {watch.path}: {error or 'the decider does not answer; see its log'}")
+        watch.unapplied(f"{watch.path}: {error or 'the decider does not answer; see its log'}")
     return 0

@@ -29,6 +29,7 @@ from compose.nodechecks import node_check
 from compose.parts import pool_words
 from compose.pinchecks import pin_check
 from compose.remains import belonging
+from compose.settingschecks import settings_check
 from compose.supervisor import read_states
 from compose.unsavedchecks import unsaved_check
 from compose.vigil import GAVE_NO_ANSWER
@@ -56,6 +57,7 @@ def checks(data: Path, port: int, running: bool) -> Iterator[Check]:
     yield node_check(data, running=running)
     yield from _pool(data)
     yield from image_checks(data)
+    yield from settings_check(data, running=running)
     yield from pin_check(data, running=running)
     yield from unsaved_check(data, running=running)
     yield from _sources(data)

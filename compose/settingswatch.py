@@ -73,10 +73,19 @@ class SettingsWatch:
                         raise
                     await asyncio.sleep(0.1)  # the decider is on its way up; the same order gets one answer
         self._told = limits
+        self._plane.settings_unapplied.unlink(missing_ok=True)
         await self._keep()
         self._tell_later(self._running, settings.node)
         await self._tell_idle_pins(limits.image_pins)
         return answer.position
+
+    def unapplied(self, why: str) -> None:
+        """Say that the file is not applied. Until one is, `status` and `doctor` say so, too."""
+        try:
+            self._plane.settings_unapplied.write_text(why)
+        except OSError as error:  # a full disk
+            log.error("settings_trouble_not_kept", reason=str(error))
+        self._say(f"settings not applied: {why}")
 
     async def _keep(self) -> None:
         """Write the limits down for the worker that starts next. On a full disk they count all the same; it is tried again."""
@@ -141,10 +150,10 @@ class SettingsWatch:
             await self.apply(settings)
         except SettingsError as error:
             log.warning("settings_broken", path=error.path, line=error.line, key=error.key, reason=error.message)
-            self._say(f"settings not applied: {error}")
+            self.unapplied(str(error))
         except Refused as refused:
             log.warning("settings_refused", path=str(self.path), code=refused.code, reason=refused.message)
-            self._say(f"settings not applied: {self.path}: {refused.message}")
+            self.unapplied(f"{self.path}: {refused.message}")
         except TimeoutError:
             log.warning("settings_unanswered", path=str(self.path), waited_s=APPLY_S)
             return False

@@ -87,6 +87,7 @@ async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor,
     plane = _plane(directory, given, offered, at=(options.host, kept.port), settings=chosen.path)
     plane.write()
     plane.settings_due.touch()
+    plane.settings_unapplied.unlink(missing_ok=True)
     children = {spec.name: supervisor.add(spec) for spec in parts.faces(plane)}
     if embedded is not None:
         await embedded.start()

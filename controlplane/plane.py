@@ -80,6 +80,11 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
         """A file that is there from the start of `up` until web has seen what applying the settings ended with."""
         return Path(self.data) / "run" / "settings-due"
 
+    @property
+    def settings_unapplied(self) -> Path:
+        """A file that is there while the settings file, as it is now, is not applied; it says why."""
+        return Path(self.data) / "run" / "settings-unapplied"
+
     def nats_login(self, party: str) -> Login | None:
         """How that party connects to the bus; None: with `nats_token`, if that."""
         return self.nats_logins.get(party) or self.nats_logins.get(ANYBODY)

@@ -13,6 +13,7 @@ from compose.directory import holder
 from compose.parts import pool_words
 from compose.process import Identity
 from compose.refusal import ApiRefused, EnvironmentRefusal
+from compose.settingschecks import unapplied
 from compose.supervisor import read_states
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
@@ -51,6 +52,8 @@ def status(context: click.Context, every: bool, json: bool) -> None:
             client.get("readyz")  # refused when something behind web does not answer, whatever its process looks like
         except (EnvironmentRefusal, ApiRefused) as refusal:
             trouble = trouble or str(refusal)
+    if held is not None and (why := unapplied(data)):
+        trouble = trouble or f"settings not applied: {why}"
     ill = [one for one in processes if one.state != "ready"]
     if json:
         echo_json({"up": held, "trouble": trouble, "processes": processes, **found})

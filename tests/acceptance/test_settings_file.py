@@ -68,12 +68,18 @@ async def test_a_broken_file_changes_nothing_and_says_where(start_plane: Callabl
     await plane.until(told, "the mistake is told")
     line = plane.settings_file.read_text().count("\n")
     assert f"settings.toml:{line}" in (plane.data / "up.out").read_text()
+    for command in ("status", "doctor"):
+        answered = plane.cli(command)
+        assert answered.returncode != 0
+        assert f"settings.toml:{line}" in answered.stdout + answered.stderr
     assert [event.position for event in await plane.events("SettingsApplied")] == [position]
     assert await plane.chat("a")
 
     off = '[images]\nquota = "3MiB"\npin = ["a", "late"]\n'
     plane.settings_file.write_text(NODE + "checkpoint_bytes = 4096\n" + off + fake("a"))
     event: Any = (await applied(plane, 2)).event
+    await plane.seen()
+    assert "not applied" not in plane.cli("status").stderr
     assert event.limits == ("image_quota_bytes", "image_pins", "checkpoint_bytes")
     [changed] = await plane.events("NodeLimitsChanged")
     assert changed.actor.startswith("operator:")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from compose import settingswatch
+from compose.settingschecks import settings_check
 from compose.settingsfile import stamp
 from compose.settingswatch import SettingsWatch
 from controlplane.answer import Answer, Done
@@ -60,6 +61,7 @@ async def until(condition: Callable[[], Any]) -> None:
 def plane(path: Path) -> Plane:
     made = Plane(data=str(path.parent), postgres_url="", nats_url="", pool_bytes=1 << 30)
     made.write()
+    made.settings_unapplied.parent.mkdir(exist_ok=True)
     return made
 
 
@@ -138,9 +140,13 @@ async def test_a_broken_or_missing_file_changes_nothing_and_says_where(tmp_path:
     path.write_text(MODEL.format("a") + "nonsense\n")
     await until(lambda: said)
     assert f"{path}:5" in said[0]
+    [line] = settings_check(tmp_path, running=True)
+    assert line.verdict == "bad" and f"{path}:5" in line.found
+    assert list(settings_check(tmp_path, running=False)) == []
     path.unlink()
     path.write_text(MODEL.format("b"))
     await until(lambda: bus.applied == [("b",)])
+    await until(lambda: not list(settings_check(tmp_path, running=True)))
     await end(task)
 
 
