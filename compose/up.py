@@ -73,11 +73,11 @@ async def up(options: UpOptions, say: Say, nursery: Nursery | None = None) -> No
 
 async def _run(options: UpOptions, directory: Directory, supervisor: Supervisor, say: Say) -> None:
     began = time.monotonic()
+    early = await _port(options, supervisor) if options.demo else None  # making its models takes a minute or two
     chosen = await choose(options.settings, directory.path, say, demo=options.demo)
     offered = offer(chosen.settings.node, directory)
     os.environ[remains.MARK] = str(directory.path)
-    await supervisor.end_left_over(but=parts.SURVIVORS)
-    kept = reserved(options.host, options.port)
+    kept = early or await _port(options, supervisor)
     embedded = None
     if options.postgres_url and options.nats_url:
         given = await servers.given(options.postgres_url, options.nats_url)
@@ -131,6 +131,12 @@ async def migrate(owner_url: str) -> None:
             "not_migrated", f"The database can't be brought to this release's schema: {error or 'it took too long'}.",
             "Give a Postgres role that may create tables in a database of its own, or give no URL.",
         ) from error  # fmt: skip
+
+
+async def _port(options: UpOptions, supervisor: Supervisor) -> Reservation:
+    """Keep the port, which may be held by what an earlier `up` has left. Raises EnvironmentRefusal."""
+    await supervisor.end_left_over(but=parts.SURVIVORS)
+    return reserved(options.host, options.port)
 
 
 def reserved(host: str, port: int) -> Reservation:

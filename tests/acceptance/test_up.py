@@ -50,12 +50,14 @@ def test_another_up_is_refused_and_told_who_is_there(plane: PlaneUnderTest) -> N
     assert "Another up holds" in second.stderr and "pid" in second.stderr and "down" in second.stderr
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(stopped: PlaneUnderTest) -> None:
+@pytest.mark.parametrize("demo", [(), ("--demo",)])
+def test_a_port_that_is_taken_is_refused_before_anything_starts(stopped: PlaneUnderTest, demo: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = stopped.cli("up", "--port", str(taken.getsockname()[1]))
+        refused = stopped.cli("up", "--port", str(taken.getsockname()[1]), *demo)
     assert refused.returncode == 2
     assert "--port" in refused.stderr
     assert belonging(stopped.data) == []
+    assert not (stopped.data / "models" / "demo").exists()
 
 
 def test_broken_settings_are_refused_with_their_line(stopped: PlaneUnderTest) -> None:
