@@ -13,6 +13,7 @@ from controlplane.envelope import Recorded
 from controlplane.events import BY_NAME
 from web.pages.answers import html, page, stage_of
 from web.views.devicenames import names_of, stream_meant, stream_words
+from web.views.eventfilters import wrong_stream, wrong_type
 from web.views.events import document, row
 from web.views.requests import OUTCOMES, ended, opened
 
@@ -58,14 +59,18 @@ async def event_pages(
     stage = stage_of(request)
     names = names_of(stage.sight.fleet)
     meant = stream_meant(stream.strip(), names)
+    wrong = (wrong_type(kind) if kind else None) or (wrong_stream(meant) if meant else None)
     types = sorted(name for name, event in BY_NAME.items() if not aggregate or aggregate == event.AGGREGATE)
-    found = await stage.history.page_of_events(
-        before=before, limit=PAGE + 1, stream=meant or None, type=kind or None,
-        types=tuple(types) if aggregate and not kind else None,
-    )  # fmt: skip
+    found: Sequence[Recorded] = ()
+    if not wrong:
+        found = await stage.history.page_of_events(
+            before=before, limit=PAGE + 1, stream=meant or None, type=kind or None,
+            types=tuple(types) if aggregate and not kind else None,
+        )  # fmt: skip
     return page(
         stage, "events.html", here="events", rows=[row(r, names) for r in found[:PAGE]], types=types, type=kind,
         stream=stream_words(meant, names), aggregate=aggregate,
+        nothing=f"No event matches: {wrong}." if wrong else "Nothing older." if before else "No event matches.",
         **pages("/events", found, before, stream=meant, type=kind, aggregate=aggregate),
     )  # fmt: skip
 

@@ -13,12 +13,17 @@ from web.rest.fleet import Position
 from web.rest.following import feed
 from web.rest.operations import Limit
 from web.views.devicenames import names_of, stream_meant
+from web.views.eventfilters import wrong_stream, wrong_type
 
 Name = Annotated[str | None, QueryParameter(max_length=200)]
 
 
-def _meant(request: Ask, stream: str | None) -> str | None:
-    """A device's stream may be asked for by the device's name, too."""
+def _meant(request: Ask, stream: str | None, kind: str | None) -> str | None:
+    """A device's stream may be asked for by the device's name, too. Raises ApiError for what nothing can match."""
+    if kind is not None and (wrong := wrong_type(kind)):
+        raise ApiError(400, "invalid", wrong, param="type")
+    if stream is not None and (wrong := wrong_stream(stream)):
+        raise ApiError(400, "invalid", wrong, param="stream")
     return None if stream is None else stream_meant(stream, names_of(services_of(request).view.fleet))
 
 
@@ -27,7 +32,7 @@ async def events(
     request: Ask, *, after: Position = None, before: Position = None, limit: Limit = 100, stream: Name = None, type: Name = None
 ) -> Response[bytes]:
     past = services_of(request).history
-    stream = _meant(request, stream)
+    stream = _meant(request, stream, type)
     if after is not None and before is not None:
         raise ApiError(400, "invalid", "'after' reads forwards and 'before' backwards: send one of them", param="before")
     if after is not None:
@@ -52,6 +57,6 @@ async def follow_events(
 ) -> Stream:  # fmt: skip
     services = services_of(request)
     start = last if last is not None else after
-    wanted = _meant(request, stream)
+    wanted = _meant(request, stream, type)
     events = feed(services, services.view.fleet.position if start is None else start, wanted, type)
     return Stream(events, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"})

@@ -129,7 +129,7 @@ async def test_an_operation_is_waited_for_even_if_the_view_has_not_seen_it_yet(h
 
 
 async def test_a_text_that_no_row_can_hold_finds_nothing(house: House) -> None:
-    for path in ("/api/events?stream=%00", "/api/requests?model=%00"):
+    for path in ("/api/events?stream=model:%00", "/api/requests?model=%00"):
         response = await house.client.get(path)
         assert (response.status_code, response.json()) == (200, []), path
 
@@ -230,6 +230,11 @@ async def test_what_is_wrong_is_told_with_the_callers_own_names(house: House) ->
         ("GET", "/api/events?limit=0", {}, "limit", "'limit' must be a whole number, at least 1"),
         ("GET", "/api/events?limit=many", {}, "limit", "'limit' must be a whole number, not a text"),
         ("GET", "/api/events?after=5&before=10", {}, "before", "send one of them"),
+        ("GET", "/api/events?type=InstancUp", {}, "type", "there is no event of type 'InstancUp'; did you mean 'InstanceUp'?"),
+        ("GET", "/api/events/follow?type=x", {}, "type", "there is no event of type 'x'; there are ConfigurationFound, "),
+        ("GET", "/api/events?stream=modle:a", {}, "stream", "no stream of the kind 'modle'; did you mean 'model'?"),
+        ("GET", "/api/events?stream=alpha", {}, "stream", "'alpha' is no stream; write one as KIND:NAME"),
+        ("GET", "/api/events?stream=model:", {}, "stream", "'model:' is no stream; write one as KIND:NAME"),
         (
             "POST",
             "/api/models/a/load",

@@ -161,6 +161,24 @@ def test_what_is_not_there_is_told_on_a_page(client: TestClient[Litestar]) -> No
         assert (answer.status_code, "Back to the live page" in answer.text) == (404, True), path
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"stream": "smollm2"}, "'smollm2' is no stream; write one as KIND:NAME"),
+        ({"stream": "model:smollm2"}, ""),
+        ({"type": "InstancUp"}, "did you mean 'InstanceUp'?"),
+        ({"type": "x" * 5000}, f"there is no event of type '{'x' * 100}'; there are ConfigurationFound"),
+    ],
+)
+def test_a_filter_that_nothing_can_match_says_so_beside_the_form(
+    client: TestClient[Litestar], asked: dict[str, str], said: str
+) -> None:
+    answered = client.get("/events", params=asked)
+    assert answered.status_code == 200 and said in html.unescape(answered.text)
+    assert ("No event matches:" in answered.text) is bool(said)
+    assert '<form class="filter" action="/events"' in answered.text
+
+
 def test_a_request_that_has_ended_says_why_in_a_sentence_with_its_code() -> None:
     row = RequestRow(
         request="req_1",
