@@ -15,6 +15,8 @@ from compose.login import ADMIN_TOKEN
 from compose.refusal import ApiRefused, EnvironmentRefusal
 
 TIMEOUT_S: Final = 30.0
+SHOWN: Final = 100
+"""Characters that are said again of a name which can't be one."""
 IDLE_S: Final = 10.0
 """A connection that was not used for so long is opened anew: servers, and what lies between, end idle ones without a word."""
 
@@ -76,6 +78,9 @@ class Client:
         self, method: str, path: tuple[str, ...], query: Mapping[str, object], body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:  # fmt: skip
+        for part in path:
+            if not part or "/" in part:  # to the server it would be another path
+                raise ApiRefused(0, "invalid", f"{part[:SHOWN]!r} is no name that anything here has", None)
         target = "/" + "/".join(quote(part, safe="") for part in path) + (f"?{urlencode(query)}" if query else "")
         content = msgspec.json.encode(body) if body is not None else b""
         sent = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **(headers or {})}

@@ -1,6 +1,7 @@
 """Requests: in, lost, cancelled, ended."""
 
 from difflib import get_close_matches
+from typing import Final
 
 from controlplane import unopened
 from controlplane.commands import Admit, CancelRequest, EndRequests, Interrupt
@@ -15,6 +16,11 @@ from controlplane.events import RequestAccepted, RequestInterrupted, RequestQueu
 from controlplane.fleet.members import Model
 from controlplane.fleet.state import Fleet
 from controlplane.refusal import Code, Refused
+
+NAMED: Final = 8
+"""Models that are named to who asks for one that there is not; of more, their number is told."""
+SHOWN: Final = 100
+"""Characters of a name that there is not which are said again: as many as a name may have."""
 
 
 def admit(draft: Draft, command: Admit) -> None:
@@ -94,10 +100,13 @@ def known(fleet: Fleet, name: str) -> Model:
     if model is None:
         names = [m.model for m in fleet.models.values() if not m.retired] + list(fleet.aliases)
         near = get_close_matches(name, names, 1, 0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        listed = f"known: {', '.join(sorted(names)[:NAMED])}{more}" if names else "there is none yet"
+        hint = f"did you mean {near[0]}?" if near else listed
         raise Refused(
-            Code.MODEL_UNKNOWN, f"no model is called {name!r}{hint}", model=name, did_you_mean=near[0] if near else None
-        )
+            Code.MODEL_UNKNOWN, f"no model is called {name[:SHOWN]!r}; {hint}", model=name[:SHOWN],
+            did_you_mean=near[0] if near else None,
+        )  # fmt: skip
     if model.retired:
         raise Refused(Code.MODEL_RETIRED, f"{model.model} has been retired", model=model.model)
     return model

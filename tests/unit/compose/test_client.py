@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from compose.client import IDLE_S, Client, refused
-from compose.refusal import EnvironmentRefusal
+from compose.refusal import ApiRefused, EnvironmentRefusal
 from controlplane.plane import Plane
 
 
@@ -55,6 +55,13 @@ def test_a_token_that_no_header_takes_is_refused_before_it_is_sent(token: str) -
     with pytest.raises(EnvironmentRefusal, match="token") as refused:
         Client("http://127.0.0.1:1", token)
     assert refused.value.code == "token"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../models"])
+def test_a_name_that_would_be_another_path_is_refused_before_it_is_sent(name: str) -> None:
+    with pytest.raises(ApiRefused, match="is no name") as refused:
+        Client("http://127.0.0.1:1", "eh_a_b").post("api", "models", name, "load")
+    assert refused.value.code == "invalid"
 
 
 class Closing(http.server.BaseHTTPRequestHandler):

@@ -19,8 +19,9 @@ from controlplane.commands import (
     Tick,
 )
 from controlplane.decisions import admission
+from controlplane.decisions.admission import known
 from controlplane.events import ModelSetBack, RequestCancelled, RequestFailed, RequestRouted
-from controlplane.refusal import Code
+from controlplane.refusal import Code, Refused
 from controlplane.rungs import Rung
 from controlplane.spec import ModelSpec
 from tests.unit.decisions.spec import DEVICE, Story, inspected, plane, spec, with_models
@@ -63,6 +64,18 @@ def test_an_alias_means_its_model() -> None:
 def test_an_unknown_model_is_refused_with_a_near_match() -> None:
     serving("llama").when(admit("req_1", "lama")).then_refused(Code.MODEL_UNKNOWN, did_you_mean="llama")
     serving("llama").when(admit("req_1", "zzz")).then_refused(Code.MODEL_UNKNOWN, did_you_mean=None)
+
+
+def test_who_asks_for_a_model_that_is_not_there_is_told_which_are() -> None:
+    with pytest.raises(Refused, match="no model is called 'zzz'; there is none yet"):
+        known(plane().fleet, "zzz")
+    with pytest.raises(Refused, match="no model is called 'zzz'; known: llama$"):
+        known(serving("llama").fleet, "zzz")
+    many = with_models(plane(), *(spec(f"m{number}") for number in range(10))).fleet
+    with pytest.raises(Refused, match="no model is called 'zzz'; known: m0, m1, m2, m3, m4, m5, m6, m7 and 2 more$"):
+        known(many, "zzz")
+    with pytest.raises(Refused, match=f"no model is called '{'z' * 100}'; "):
+        known(many, "z" * 5000)
 
 
 def test_a_request_id_is_taken_while_it_is_open() -> None:
