@@ -47,23 +47,30 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
     """Of the bytes; all shares make 1."""
 
 
+def candidates(target: str, size_bytes: int, topology: Topology) -> list[Place]:
+    """Who can help, if what it does allows that: those first that are wanted first."""
+    own = topology.place(target)
+    if own is None or size_bytes < SMALLEST_BYTES:
+        return []
+    able = [
+        place
+        for place in topology.places
+        if place.uplink != own.uplink and place.device != target and (place.device, target) in topology.peers
+    ]
+    return sorted(able, key=lambda place: (place.node != own.node, place.device))
+
+
 def choose(
     target: str, size_bytes: int, topology: Topology, loads: Mapping[str, Load], *, reserve_bytes: int
 ) -> tuple[Path, ...]:
     """The direct path first. reserve_bytes: what a helper keeps free beside its ring."""
     own = topology.place(target)
-    if own is None or size_bytes < SMALLEST_BYTES:
-        return (Path(via=None, share=1.0),)
-    rates: list[tuple[str | None, float]] = [(None, own.bytes_per_s)]
-    taken = {own.uplink}
-    for place in sorted(topology.places, key=lambda place: (place.node != own.node, _decodes(loads, place), place.device)):
-        load = loads.get(place.device)
-        if (
-            len(rates) > MOST_HELPERS
-            or load is None
-            or place.uplink in taken
-            or not _may_help(place, own, topology, load, reserve_bytes)
-        ):
+    node = own.node if own is not None else None
+    rates: list[tuple[str | None, float]] = [(None, topology.bytes_per_s(target))]
+    taken: set[str] = set()
+    able = [(place, load) for place in candidates(target, size_bytes, topology) if (load := loads.get(place.device))]
+    for place, load in sorted(able, key=lambda one: (one[0].node != node, one[1].decoding)):
+        if len(rates) > MOST_HELPERS or place.uplink in taken or not _may_help(load, reserve_bytes):
             continue
         if (part := _bearable(load)) >= _LEAST_SHARE:
             rates.append((place.device, place.bytes_per_s * part))
@@ -72,18 +79,13 @@ def choose(
     return tuple(Path(via=via, share=rate / total) for via, rate in rates)
 
 
-def _decodes(loads: Mapping[str, Load], place: Place) -> bool:
-    load = loads.get(place.device)
-    return load is not None and load.decoding
+def enough(paths: Sequence[Path], loads: Mapping[str, Load]) -> bool:
+    """Whether nobody else, whatever it does, could take the place of one of those that were chosen by these loads."""
+    return len(paths) > MOST_HELPERS and not any(loads[path.via].decoding for path in paths if path.via is not None)
 
 
-def _may_help(place: Place, own: Place, topology: Topology, load: Load, reserve_bytes: int) -> bool:
-    return (
-        place.device != own.device
-        and (place.device, own.device) in topology.peers
-        and not load.copying
-        and load.free_bytes >= RING_BYTES + reserve_bytes
-    )
+def _may_help(load: Load, reserve_bytes: int) -> bool:
+    return not load.copying and load.free_bytes >= RING_BYTES + reserve_bytes
 
 
 def _bearable(load: Load) -> float:

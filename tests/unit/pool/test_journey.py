@@ -1,15 +1,16 @@
 """Bytes through helpers: what arrives, what comes back, what a failure leaves."""
 
 import ctypes
+import itertools
 import threading
 import time
 
 import pytest
 
 from pool import fill
-from pool.gpu import Block
+from pool.gpu import Activity, Block
 from pool.journey import InFlight, Journey, Route
-from pool.paths import PIECE_BYTES, RING_BYTES
+from pool.paths import PIECE_BYTES, RING_BYTES, SMALLEST_BYTES
 from pool.routes import Routes
 from pool.slabs import Slab, Slabs
 from pool.topology import Place, Topology
@@ -153,6 +154,33 @@ def test_devices_that_are_filled_beside_do_not_help(pair) -> None:  # type: igno
         routes.chosen(other, 1 << 30, beside=(one.uuid,)) as second,
     ):
         assert [[route.helper for route in routes] for routes in (first, second)] == [[None], [None]]
+
+
+def test_a_fill_asks_those_who_may_help_and_no_more_than_it_needs() -> None:
+    asked: list[str] = []
+
+    class Asked(FakeGpu):
+        def activity(self) -> Activity | None:
+            asked.append(self.uuid)
+            return super().activity()
+
+    gpus = [Asked(uuid=f"GPU-{number}", total_bytes=1 << 40) for number in range(8)]
+    uuids = [gpu.uuid for gpu in gpus]
+    places = tuple(Place(device=uuid, uplink=f"switch-{number // 2}", node=number // 4) for number, uuid in enumerate(uuids))
+    routes = Routes(gpus, Topology(places=places, peers=frozenset(itertools.permutations(uuids, 2))))
+    with routes.chosen(gpus[0], SMALLEST_BYTES - 1) as chosen:
+        assert len(chosen) == 1 and not asked, "a small set goes alone"
+    with routes.chosen(gpus[0], 1 << 30, beside=("GPU-5",)) as chosen:
+        assert [route.helper and route.helper.uuid for route in chosen] == [None, "GPU-2", "GPU-4", "GPU-6"]
+        assert asked == ["GPU-2", "GPU-3", "GPU-4", "GPU-6"], "one behind each switch, and not the target's own"
+        asked.clear()
+        with routes.chosen(gpus[1], 1 << 30):
+            assert asked == ["GPU-3", "GPU-5", "GPU-7"], "nobody who copies already"
+    asked.clear()
+    gpus[2].computing = gpus[4].computing = {4711}
+    with routes.chosen(gpus[0], 1 << 30) as chosen:
+        assert [route.helper and route.helper.uuid for route in chosen] == [None, "GPU-3", "GPU-5", "GPU-6"]
+        assert asked == ["GPU-2", "GPU-3", "GPU-4", "GPU-5", "GPU-6"]
 
 
 def test_a_fill_of_a_helper_stops_its_help_and_asks_nobody_who_is_busy(pair) -> None:  # type: ignore[no-untyped-def]
