@@ -1,6 +1,7 @@
 """A server as a process of a session of its own: started as another account if need be, waited for, stopped in order."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -15,6 +16,8 @@ from controlplane.quantities import human_bytes
 
 ROOM_BYTES: Final = 1 << 30
 """A log that can't grow stops the plane, so it isn't started with less room than this."""
+KILL_S: Final = 5.0
+"""From SIGKILL to the end; beyond that the process hangs in the kernel."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,10 @@ class ServerProcess:
         return self.popen.wait()
 
     async def stop(self, steps: Sequence[tuple[signal.Signals, float]]) -> int:
-        """Send each signal in turn until it is gone, waiting that many seconds after each; then kill it."""
+        """Send each signal in turn until it is gone, waiting that many seconds after each; then kill it.
+
+        Raises ServerRefusal (`not_ending`): it outlives that, too.
+        """
         for number, patience_s in steps:
             if not self.alive:
                 break
@@ -70,7 +76,13 @@ class ServerProcess:
                 continue
         if self.alive:
             self.popen.kill()
-        return await self.exited()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_S):
+                return await self.exited()
+        if self.alive:
+            cure = "It hangs in the kernel: see dmesg, and the disk that it is on."
+            raise ServerRefusal("not_ending", f"The server of pid {self.pid} outlives SIGKILL by {KILL_S:g} s.", cure)
+        return self.popen.wait()
 
     def tail(self, characters: int = 600) -> str:
         """The end of its log, for an error message."""
@@ -94,7 +106,7 @@ async def gone(pid: int) -> None:
 
 async def end_orphan(pid: int, number: signal.Signals, patience_s: float) -> None:
     """End a server that an earlier run left behind: `number`, then SIGKILL after `patience_s`."""
-    for each, wait_s in ((number, patience_s), (signal.SIGKILL, 5.0)):
+    for each, wait_s in ((number, patience_s), (signal.SIGKILL, KILL_S)):
         try:
             os.kill(pid, each)
         except ProcessLookupError:

@@ -4,7 +4,7 @@ from typing import Literal
 
 ServerCode = Literal[
     "binaries_missing", "data_of_other_major", "disk_full", "port_taken", "path_too_long", "postgres_too_old", "nats_too_old",
-    "no_jetstream", "payload_too_small", "no_account", "not_starting", "not_answering",
+    "no_jetstream", "payload_too_small", "no_account", "not_starting", "not_answering", "not_ending",
 ]  # fmt: skip
 
 

@@ -1,12 +1,15 @@
 """A server that `up` keeps running: what is shown of its end."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from compose import serverchild
+from compose.embedded import process
+from compose.embedded.process import ServerProcess
 from compose.embedded.refusal import ServerRefusal
 from compose.serverchild import Server, ServerChild
 
@@ -36,6 +39,18 @@ class Played:
 
     async def stop(self) -> None:
         self.ends.put_nowait(0)
+
+
+async def test_a_server_that_outlives_its_kill_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerProcess(["sleep", "600"], log=tmp_path / "log")
+    with monkeypatch.context() as stuck:
+        stuck.setattr(process, "KILL_S", 0.05)
+        stuck.setattr(server.popen, "kill", lambda: None)
+        with pytest.raises(ServerRefusal, match="outlives SIGKILL") as refused:
+            async with asyncio.timeout(30):
+                await server.stop([])
+    assert refused.value.code == "not_ending"
+    assert await server.stop([]) == -9
 
 
 async def until(child: ServerChild, state: str, restarts: int) -> None:
