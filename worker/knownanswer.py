@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import structlog
 from blake3 import blake3
 
 from pool.ranks import JOINT
@@ -13,6 +14,8 @@ from worker.local import LocalInstance
 PROMPT = tuple(range(1, 9))
 """Ids that every vocabulary has."""
 TOKENS = 8
+
+log = structlog.get_logger("check")
 
 
 async def check(local: LocalInstance) -> str:
@@ -42,6 +45,9 @@ def _read(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, ...]])
     except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:  # nothing is synced: a power cut may leave an empty file
+        log.warning("known_answers_lost", file=str(file), reason=str(error))
         return {}
 
 
