@@ -4,7 +4,6 @@ Nothing is synced to the disk: what must survive is the frontend's death, and af
 The text is not stored. It follows from the ids, the same every time, and so do all counts of characters.
 """
 
-import errno
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import structlog
 
 from worker.engines.messages import Sampling
 from worker.engines.wire import BrokenStream, Frames, decoder, pack
+from worker.failure import FULL
 
 NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
 
@@ -74,7 +74,7 @@ class Record:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in FULL:
                 raise
             log.error("record_given_up", request=opened.key, reason=str(error))
             return Record(path, -1)

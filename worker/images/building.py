@@ -5,7 +5,6 @@ given, and digests are made while the driver brings the engine back. Nothing is 
 """
 
 import asyncio
-import errno
 import os
 import shutil
 import time
@@ -20,7 +19,7 @@ from controlplane.fleet import DISK_FULL, ENGINE_OUTDATED
 from controlplane.quantities import need_and_limit
 from worker import checkpoint, parked
 from worker.desired import Wanted
-from worker.failure import StepFailed
+from worker.failure import FULL, StepFailed
 from worker.holdermessages import Held
 from worker.images import bulk, facts
 from worker.images.beside import Beside, to_its_end
@@ -40,7 +39,7 @@ ROOM: Final = 1.25
 afterwards), and the disk is others' too."""
 FULL_BYTES: Final = 1 << 20
 """A disk with less than this left is full: CRIU writes in larger pieces."""
-NO_SPACE: Final = os.strerror(errno.ENOSPC)
+NO_SPACE: Final = tuple(map(os.strerror, FULL))
 """As CRIU says it."""
 
 ELSEWHERE: Final = frozenset(
@@ -94,7 +93,7 @@ async def _built(local: LocalInstance, goal: Goal, wanted: Wanted, fingerprint: 
             manifest = replace(manifest, files=files, zero_bytes=zero_bytes, proof=proof, took_ms=took_ms)
             whole = await to_its_end(lambda: cabinet.publish(manifest))
     except OSError as error:
-        code = "no_space" if error.errno == errno.ENOSPC else "image_failed"
+        code = "no_space" if error.errno in FULL else "image_failed"
         kept = code == "no_space" and stays_unsaved(wanted) and local.watched("engine")
         if code != "no_space":  # which is the disk's fault, whenever it runs full
             await _give_up(local, image, wanted, code, str(error))
@@ -158,8 +157,8 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
             await parked.asked(local, lambda: local.holder.dump(cabinet.criu.path, draft, deadline_s=deadline_s))
     except StepFailed as failure:
         free = _free(draft)
-        ran_full = failure.code == "dump_failed" and (free < FULL_BYTES or NO_SPACE in failure.message)
-        if ran_full or failure.code == "no_space":  # others took it meanwhile
+        says_so = any(said in failure.message for said in NO_SPACE)
+        if failure.code == "no_space" or (failure.code == "dump_failed" and (free < FULL_BYTES or says_so)):  # taken meanwhile
             await to_its_end(lambda: cabinet.store.discard(image))
             if stays_unsaved(wanted):
                 await _as_before(local, gpu, was_off=was_off)

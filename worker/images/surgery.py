@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import os
 import signal
@@ -16,6 +15,7 @@ from worker.census import Census
 from worker.engineport import EnginePort
 from worker.engines.messages import Fault, Park
 from worker.engines.parking import RELEASE
+from worker.failure import FULL
 from worker.holdermessages import Dump, Restore
 from worker.images import criu
 from worker.instancedir import InstanceDir
@@ -229,7 +229,7 @@ def _make(directory: Path) -> None:
 
 def _unwritten(path: Path, error: OSError, *, full: str, failed: str) -> SurgeryFailed:
     """Its code is `full` where the disk is."""
-    code = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else failed
+    code = full if error.errno in FULL else failed
     return SurgeryFailed(code, f"{path} can't be written: {error}")
 
 

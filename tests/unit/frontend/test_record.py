@@ -1,5 +1,6 @@
 """The record of a request: whatever a death cuts off, the rest is read again, and the text follows from it."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -54,6 +55,21 @@ def test_a_frontend_may_die_after_any_token(
         assert second.closed.reason == (ended or "length")
         second.record.remove()
         assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_takes_no_more_costs_the_record_and_not_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "open", full)
+        inflight = Inflight(opened(), Record.create(tmp_path, opened()), ByteText())
+    assert inflight.take(0, tuple(b"goes on"))
+    assert inflight.text == "goes on"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_frame_cut_anywhere_is_cut_off(tmp_path: Path) -> None:

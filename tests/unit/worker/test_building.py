@@ -163,7 +163,7 @@ async def test_an_image_is_blamed_for_what_it_is_itself_only(
     assert list(disk.root.iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "blamed"), [(errno.ENOSPC, False), (errno.EIO, True)])
+@pytest.mark.parametrize(("number", "blamed"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True)])
 @pytest.mark.parametrize("where", ["sync", "hollow"])
 async def test_a_disk_that_runs_full_after_the_dump_is_not_the_images_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, blamed: bool, where: str
@@ -266,6 +266,25 @@ async def test_why_a_dump_failed_is_said_also_when_its_directory_has_gone(
         await dumping(draft, monkeypatch, dump)
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("dump_failed", "criu ended with status 1: write: No space left on device"),
+        ("dump_failed", "criu ended with status 1: write: Disk quota exceeded"),
+        ("no_space", "/run/release.new can't be written"),
+    ],
+)
+async def test_a_dump_that_the_disk_did_not_take_is_said_to_be_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
+    def dump() -> None:
+        raise StepFailed(code, why)
+
+    with pytest.raises(StepFailed, match="ran full") as said:
+        await dumping(tmp_path, monkeypatch, dump)
+    assert said.value.code == "no_space"
+
+
 async def test_an_engine_that_has_ended_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(pid: int) -> list[str]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"/proc/{pid}/maps")
@@ -276,7 +295,7 @@ async def test_an_engine_that_has_ended_is_no_fault_of_the_disk(tmp_path: Path, 
     assert said.value.code == "engine_died"
 
 
-@pytest.mark.parametrize(("number", "blamed"), [(errno.ENOSPC, False), (errno.EIO, True)])
+@pytest.mark.parametrize(("number", "blamed"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True)])
 async def test_a_disk_that_runs_full_while_the_bulk_is_lifted_is_not_the_images_fault_and_ends_the_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, blamed: bool
 ) -> None:
