@@ -164,14 +164,18 @@ class InstanceDir:
         except FileNotFoundError:
             return
 
-    def remove(self, keep_log_in: Path | None = None) -> None:
-        """Delete the directory; `engine.log` is moved to `keep_log_in` first, where only the newest few are kept."""
-        if keep_log_in is not None and self.engine_log.exists():
-            keep_log_in.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.engine_log.replace(keep_log_in / f"{self.instance}.log")
-            kept = sorted(keep_log_in.glob("*.log"), key=lambda path: path.stat().st_mtime)
-            for old in kept[:-_KEPT_LOGS]:
-                old.unlink(missing_ok=True)
+    def keep_log(self, place: Path) -> None:
+        """Move `engine.log` to `place`, another disk maybe, where only the newest few are kept. Raises OSError."""
+        if not self.engine_log.exists():
+            return
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.move(self.engine_log, place / f"{self.instance}.log")
+        kept = sorted(place.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for old in kept[:-_KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Delete the directory. Raises OSError."""
         shutil.rmtree(self.path, ignore_errors=False) if self.path.exists() else None
 
 

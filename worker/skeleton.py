@@ -183,7 +183,11 @@ async def clear(local: LocalInstance) -> None:
         if above is not None and not await processes.gone(above, WARDEN_S):
             raise StepFailed("unkillable", f"pid {above.pid} still waits for the end of what the holder has left behind")
     local.forget()
-    local.directory.remove(keep_log_in=local.logs)
+    try:
+        local.directory.keep_log(local.logs)
+    except OSError as error:  # what an engine has said is not worth its cells
+        log.warning("engine_log_lost", instance=local.instance, reason=str(error))
+    local.directory.remove()
     local.seen = Observed()
 
 

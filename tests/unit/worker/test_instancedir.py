@@ -88,6 +88,7 @@ def test_the_engine_log_outlives_the_instance(tmp_path: Path) -> None:
     directory.create("cfg_1")
     directory.engine_log.write_text("one\ntwo\nthree\n")
     assert directory.last_words() == "three"
-    directory.remove(keep_log_in=tmp_path / "logs")
+    directory.keep_log(tmp_path / "logs")
+    directory.remove()
     assert not directory.path.exists()
     assert (tmp_path / "logs" / "ins_1.log").read_text() == "one\ntwo\nthree\n"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from worker.deadlines import Deadlines
 from worker.failure import StepFailed
 from worker.holderlink import HolderDenied, HolderLink
 from worker.holdermessages import Held
+from worker.instancedir import InstanceDir
 from worker.local import LocalInstance
 from worker.processes import Process
-from worker.skeleton import _left_of, start_engine, start_holder
+from worker.skeleton import _left_of, clear, start_engine, start_holder
 
 
 @pytest.fixture
@@ -85,6 +87,28 @@ async def test_of_the_engines_of_an_earlier_worker_only_one_that_it_has_started_
     assert holder.done == done
     assert (local.record.unread, local.record.unproven) == (False, None)
     local.forget()
+
+
+@pytest.mark.parametrize("hindrance", ["another disk", "no directory"])
+async def test_an_engines_log_that_can_t_be_kept_in_place_holds_up_nobody(tmp_path: Path, hindrance: str) -> None:
+    """Its instance was never gone once, and its cells never free."""
+    directory = InstanceDir(tmp_path / "inst", "ins_1")
+    directory.path.mkdir(parents=True)
+    directory.engine_log.write_text("its last words\n")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if hindrance == "another disk":
+            if os.stat(other).st_dev == tmp_path.stat().st_dev:
+                pytest.skip("all is on one disk here")
+            (tmp_path / "logs").symlink_to(other)
+        else:
+            (tmp_path / "logs").write_text("a file")
+        local: Any = SimpleNamespace(
+            directory=directory, holder=HolderLink(directory), instance="ins_1", forget=lambda: None, logs=tmp_path / "logs"
+        )
+        await clear(local)
+        assert not directory.path.exists()
+        if hindrance == "another disk":
+            assert (Path(other) / "ins_1.log").read_text() == "its last words\n"
 
 
 async def test_a_holder_that_has_said_nothing_is_no_loss_of_its_directory(tmp_path: Path) -> None:
