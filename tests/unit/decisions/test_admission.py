@@ -69,10 +69,10 @@ def test_an_unknown_model_is_refused_with_a_near_match() -> None:
 def test_who_asks_for_a_model_that_is_not_there_is_told_which_are() -> None:
     with pytest.raises(Refused, match="no model is called 'zzz'; there is none yet"):
         known(plane().fleet, "zzz")
-    with pytest.raises(Refused, match="no model is called 'zzz'; known: llama$"):
+    with pytest.raises(Refused, match=r"no model is called 'zzz'; known: llama$"):
         known(serving("llama").fleet, "zzz")
     many = with_models(plane(), *(spec(f"m{number}") for number in range(10))).fleet
-    with pytest.raises(Refused, match="no model is called 'zzz'; known: m0, m1, m2, m3, m4, m5, m6, m7 and 2 more$"):
+    with pytest.raises(Refused, match=r"no model is called 'zzz'; known: m0, m1, m2, m3, m4, m5, m6, m7 and 2 more$"):
         known(many, "zzz")
     with pytest.raises(Refused, match=f"no model is called '{'z' * 100}'; "):
         known(many, "z" * 5000)
