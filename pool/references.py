@@ -43,7 +43,11 @@ class References:
         held = self._on_device.get((over, device), [])
         if len(held) != 1 or self._residency.find(over).manifest.layout_digest != manifest.layout_digest:
             raise Refused("not_in_place", f"{over[:64]} is not held once by this connection on {device[:64]}, in that layout")
-        resident = await self._devices.exchange(manifest, device, held[0])
+        self._devices.uses(self._process, device, -1)  # it rests while its weights come, whatever it did a moment ago
+        try:
+            resident = await self._devices.exchange(manifest, device, held[0])
+        finally:
+            self._devices.uses(self._process, device, 1)
         held.pop()
         self._on_device.setdefault((manifest.weight_set, device), []).append(resident)
         await self._let_go(over)

@@ -96,7 +96,16 @@ async def test_a_copy_asks_for_the_engines_whose_weights_lie_beside_it(room: Roo
     await asyncio.to_thread(fourth.release)
     fifth = await attach(15, first)
     assert asked == []
-    await asyncio.to_thread(fifth.release)
+    other = await attach(12, second)
+    assert asked.pop() == {15}
+    room.weights = room.weights[1:] + room.weights[:1]
+    third_set = await asyncio.to_thread(devicelink.deposit, room.socket, room.request(form="cfg_3"), room.write)
+    fifth = await asyncio.to_thread(devicelink.exchange, fifth, third_set.weight_set)
+    assert asked.pop() == {12}, "whose own weights are replaced was at work just now, and rests meanwhile"
+    third = await attach(13, first)
+    assert asked.pop() == {12, 15}
+    for attachment in (fifth, other, third):
+        await asyncio.to_thread(attachment.release)
 
 
 async def test_who_connects_is_known_by_its_process(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
