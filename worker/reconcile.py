@@ -68,6 +68,7 @@ class Reconciler:
                 await adopt(keeper.local)
             except Exception:
                 log.exception("not_revived", instance=instance)
+                keeper.local.forget()  # the next look begins with watches of its own
             else:
                 break
         self.add(keeper)
