@@ -221,6 +221,14 @@ async def test_no_width_scrolls_sideways(house: Stagehouse, plane: StagedPlane, 
         assert complaints == []
 
 
+@pytest.mark.parametrize("width", [390, 430, 520])
+async def test_a_name_on_half_a_device_is_whole_on_a_phone(house: Stagehouse, browser: Browser, width: int) -> None:
+    async with opened(browser, house.url, viewport={"width": width, "height": 844}) as (page, _):
+        names = page.locator(".held.of-4 .name")
+        assert await names.count() > 0
+        assert await names.evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)")
+
+
 async def test_touch_targets_on_a_phone_are_large_enough(house: Stagehouse, plane: StagedPlane, browser: Browser) -> None:
     with_images(plane)
     async with opened(browser, house.url, **PHONE) as (page, _):
