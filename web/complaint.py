@@ -12,6 +12,7 @@ from web.wording import reworded
 BODY: Final = "data"
 """The framework's name for a body."""
 SHOWN: Final = 100
+NO_JSON: Final = ("JSON is malformed", "Input data was truncated", "Invalid UTF-8")
 ENUM: Final = "Invalid enum value"
 
 
@@ -33,6 +34,8 @@ def complaint(request: Request[Any, Any, Any], error: HTTPException) -> tuple[st
             return None, f"{request.url.path[:SHOWN]} takes {', '.join(allowed(request, error))}, not {request.method}"
         case ValidationException(extra=[dict(first), *_]):
             return _invalid(request, str(first.get("key") or ""), str(first.get("message", error.detail)))
+        case HTTPException(detail=detail) if detail.startswith(NO_JSON):
+            return None, f"the body is not JSON: {detail}"
         case _:
             return None, error.detail
 

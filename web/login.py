@@ -33,7 +33,8 @@ def _form(said: str = "", status: int = 200) -> Response[bytes]:
 
 def _not_entered(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
     if for_a_person(request):
-        return _form(f"{error.message}.", error.status)
+        said = "this token is not valid: it is wrong, or was revoked" if error.status == 401 else error.message
+        return _form(f"{said[0].upper()}{said[1:]}.", error.status)
     return Response(error.plain(), status_code=error.status, headers=error.headers, media_type="application/json")
 
 

@@ -41,6 +41,7 @@ async def test_a_person_reads_errors_on_a_page_and_a_program_as_json(house: Hous
     assert (await browser.get("/login?code=used")).json()["code"] == "login_code"
     wrong = await browser.post("/login", data={"token": "<b>"}, headers={**person, "sec-fetch-site": "same-origin"})
     assert wrong.status_code == 401 and "not valid" in wrong.text and "<form" in wrong.text
+    assert "Authorization" not in wrong.text  # that is for programs
     nowhere = await browser.get("/nowhere", headers=person)
     assert nowhere.status_code == 404 and "Not found" in nowhere.text and "<main" in nowhere.text
     assert (await browser.get("/nowhere")).json()["code"] == "not_found"

@@ -137,6 +137,9 @@ async def test_a_text_that_no_row_can_hold_finds_nothing(house: House) -> None:
 async def test_a_missing_body_and_an_endless_duration_are_named(house: House) -> None:
     missing = await house.client.post("/api/models")
     assert (missing.status_code, missing.json()["message"]) == (400, "the request has no body; send JSON")
+    for broken in (b"{", b"{]", b'"\xff"'):
+        told = await house.client.post("/api/models", content=broken)
+        assert told.status_code == 400 and told.json()["message"].startswith("the body is not JSON: "), broken
     fields = {"name": "a", "source": "fake:x", "engine": "fake", "idle": {"sleep": "99999999999999d"}}
     endless = await house.client.post("/api/models", json=fields)
     assert (endless.status_code, endless.json()["details"]["param"]) == (400, "idle.sleep")
