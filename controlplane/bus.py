@@ -45,6 +45,8 @@ class Bus:
         self.name = name
         self.closed = asyncio.Event()
         """Set once the connection is gone for good (closed here, or refused by the server)."""
+        self.answered = 0
+        """Position of the newest event that a command sent from here was answered with."""
         self._begun = False
         """Whether the client was asked to connect: before that it can't be closed."""
         self._on_reconnect: set[Callable[[], None]] = set()
@@ -106,6 +108,7 @@ class Bus:
         reply = _replies.decode(await self._ask(subject, payload, timeout_s))
         if isinstance(reply, Refusal):
             raise Refused(reply.code, reply.message, retry_after_ms=reply.retry_after_ms, **reply.details)
+        self.answered = max(self.answered, reply.position)
         return reply
 
     async def state(self, *, timeout_s: float = 5.0) -> Fleet:

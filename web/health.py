@@ -33,6 +33,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     lag_events: int | None
     """None: unknown, the bus doesn't say."""
+    unseen: str = ""
+    """That commands were carried out and nothing of it arrives here: callers are served, what is shown is old."""
 
 
 class Health:
@@ -55,12 +57,13 @@ class Health:
     async def _look(self) -> State:
         reasons: list[str] = []
         lag: int | None = None
+        unseen = ""
         if self._gateway.stopping:
             reasons.append("this web process is stopping")
         if not self._bus.nc.is_connected:
             reasons.append("NATS does not answer")
         else:
-            decider, lag = await asyncio.gather(self._decider(), self._lag())
+            decider, lag, unseen = await asyncio.gather(self._decider(), self._lag(), self._unseen())
             if decider is not None:
                 reasons.append(decider)
             if lag is None:
@@ -71,7 +74,9 @@ class Health:
                 reasons.append("events are not followed yet")
             if not self._gateway.opened.is_set():
                 reasons.append("the decider has not admitted this gateway yet")
-        return State(ready=not reasons, reasons=tuple(reasons), position=self._view.fleet.position, lag_events=lag)
+        return State(
+            ready=not reasons, reasons=tuple(reasons), position=self._view.fleet.position, lag_events=lag, unseen=unseen
+        )
 
     async def _decider(self) -> str | None:
         """None, or why nothing can be carried out. An empty batch of ends goes all the way through it and changes nothing."""
@@ -82,6 +87,16 @@ class Health:
             full = refused.details.get("reason") == DISK_FULL
             return refused.message if full else f"the decider does not answer: {refused.message}"
         return None
+
+    async def _unseen(self) -> str:
+        answered = self._bus.answered
+        try:
+            await self._view.wait_position(answered, ANSWER_S)
+        except TimeoutError:
+            at = self._view.fleet.position
+            cure = "`enginehouse doctor` says whether its disk is full"
+            return f"what is shown is of event {at}, and event {answered} was written since: NATS passes none on; {cure}"
+        return ""
 
     async def _lag(self) -> int | None:
         try:

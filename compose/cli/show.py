@@ -49,7 +49,8 @@ def status(context: click.Context, every: bool, json: bool) -> None:
             client = stack.enter_context(api(data, LOOK_S))
             found = {name: client.get("api", name) for name in ("devices", "models", "nodes")}
             found["models"] = living(found["models"], every)
-            client.get("readyz")  # refused when something behind web does not answer, whatever its process looks like
+            # Refused when something behind web does not answer, whatever its process looks like.
+            trouble = trouble or client.get("readyz").get("unseen", "")
         except (EnvironmentRefusal, ApiRefused) as refusal:
             trouble = trouble or str(refusal)
     if held is not None and (why := unapplied(data)):

@@ -163,3 +163,27 @@ async def _status(client: httpx.AsyncClient, path: str, status: int) -> bool:
         return (await client.get(path)).status_code == status
     except httpx.TransportError:
         return False
+
+
+async def test_who_shows_an_old_state_while_the_log_goes_on_serves_and_says_so(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register("written")
+    seen = house.services.view.fleet.position
+    assert 0 < house.services.bus.answered <= seen
+
+    async def unseen() -> str:
+        answered = await house.client.get("/readyz")
+        assert answered.status_code == 200
+        return str(answered.json()["unseen"])
+
+    assert await unseen() == ""
+    monkeypatch.setattr(house.services.bus, "answered", seen + 1)
+    await until(unseen)
+    assert (await unseen()).startswith(f"what is shown is of event {seen}, and event {seen + 1} was written since")
+    monkeypatch.setattr(house.services.bus, "answered", seen)
+
+    async def shown() -> bool:
+        return await unseen() == ""
+
+    await until(shown)
