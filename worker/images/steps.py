@@ -71,7 +71,7 @@ async def restore(local: LocalInstance, wanted: Wanted) -> int:
         local.stand_down()
         need, has = need_and_limit(manifest.memory_bytes, free)
         raise StepFailed("no_memory", f"bringing it back takes {need} of memory; this machine has {has}")
-    local.directory.edit(checked=False, checked_sets=(), woken=None, unproven=image, unread=True)
+    local.directory.edit(woken=None, unproven=image, unread=True)
     try:
         await bring_back(local, manifest, cabinet.store.path(image), ends - time.monotonic(), reading)
     except ImageBroken as broken:
@@ -152,7 +152,7 @@ async def bring_back(
     assert assigned is not None, "prepared before"
     local.directory.edit(  # before it is there: should this worker die meanwhile, the next one knows what it finds
         kind=kind, left_device=manifest.gpu or None, skeleton_bytes=manifest.skeleton_bytes, started=manifest.fingerprint,
-        **pretence(kind, assigned.model.spec.arguments),
+        checked=False, checked_sets=(), **pretence(kind, assigned.model.spec.arguments),
     )  # fmt: skip
     try:
         held = await parked.asked(

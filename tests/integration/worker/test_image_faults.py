@@ -518,6 +518,27 @@ async def test_a_proved_image_is_not_one_before_the_disk_has_it(house: Plant, mo
     house.worker.images.store.verify(made)
 
 
+async def test_an_engine_that_comes_back_in_a_build_has_answered_nothing_yet(
+    house: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should the worker die before its proof, the next one must not take the answer from before the dump for its own."""
+    proving = asyncio.Event()
+
+    async def endless(*_: Any, **__: Any) -> str:
+        proving.set()
+        await asyncio.sleep(600)
+        return ""
+
+    monkeypatch.setattr(building, "prove", endless)
+    await house.register("a")
+    up = await house.load("a")
+    assert house.record(up.instance).checked
+    house.order(Save(model="a"))
+    await house.until(proving.is_set)
+    record = house.record(up.instance)
+    assert (record.checked, record.checked_sets) == (False, ())
+
+
 async def test_a_failed_proof_waits_for_the_disk_before_its_draft_goes(
     plane: Plant, surgeon: Surgeon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
