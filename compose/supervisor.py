@@ -1,9 +1,10 @@
 """The supervisor: a plane's child processes, started together, restarted one by one, stopped in order."""
 
 import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +28,11 @@ log = structlog.get_logger("supervisor")
 class Supervisor:
     """Children by name, in the order in which they were added; they stop in the opposite order."""
 
-    def __init__(self, data: Path, nursery: Nursery | None = None) -> None:
+    def __init__(self, data: Path, nursery: Nursery | None = None, say: Callable[[str], None] | None = None) -> None:
+        """say: told of a child that ends by itself, and of its return."""
         self.data = data
-        self._nursery = nursery
+        self._nursery, self._say = nursery, say
+        self._away: set[str] = set()
         self.children: dict[str, Child | ServerChild] = {}
         for folder in ("logs", "run", "run/pids"):
             (data / folder).mkdir(mode=0o700, exist_ok=True)
@@ -74,10 +77,24 @@ class Supervisor:
         return [child.state for child in self.children.values()]
 
     def _write(self) -> None:
+        self._tell()
         try:
             write_states(self.data, self.states)
         except OSError as error:  # a full disk: what `status` shows is old, and the children are kept all the same
             log.error("states_not_written", error=str(error))
+
+    def _tell(self) -> None:
+        """Once for an end; one that comes before it was ready again is no news."""
+        if self._say is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # nobody listens any more: its keeping goes on
+            for one in self.states:
+                if one.state == "waiting" and one.name not in self._away:
+                    self._away.add(one.name)
+                    self._say(f"{one.name} has ended ({one.last_exit}) and is started again; see logs/{one.name}.log")
+                elif one.state == "ready" and one.name in self._away:
+                    self._away.remove(one.name)
+                    self._say(f"{one.name} is ready again")
 
     async def _keep_logs_small(self) -> None:
         while True:

@@ -55,7 +55,7 @@ async def up(options: UpOptions, say: Say, nursery: Nursery | None = None) -> No
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     with Directory.open(options.data) as directory:
         write_own_log(directory.path / "logs" / "up.log")
-        supervisor = Supervisor(directory.path, nursery)
+        supervisor = Supervisor(directory.path, nursery, say)
         running = asyncio.create_task(_run(options, directory, supervisor, say), name="up")
         stopping = asyncio.create_task(ending.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -43,7 +43,7 @@ def status(context: click.Context, every: bool, json: bool) -> None:
     held = None if away else holder(data)
     processes = read_states(data) if held is not None else []
     found: dict[str, Any] = {}
-    trouble = "" if held is not None or away else f"no `up` runs in {data}"
+    trouble = "" if held is not None or away else f"no `up` runs in {data}: start it, or name the plane's directory with --data"
     with contextlib.ExitStack() as stack:
         try:
             client = stack.enter_context(api(data, LOOK_S))

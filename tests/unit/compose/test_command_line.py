@@ -120,6 +120,15 @@ def test_the_directory_that_is_said_last_counts(tmp_path: Path, capsys: pytest.C
         assert later in capsys.readouterr().err
 
 
+def test_who_asks_in_another_directory_is_told_how_to_name_the_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENGINEHOUSE_URL", raising=False)
+    assert ran("--data", str(tmp_path), "status") == 1
+    said = capsys.readouterr().err
+    assert f"no `up` runs in {tmp_path}" in said and "--data" in said
+
+
 def test_of_a_plane_elsewhere_nothing_is_said_about_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,39 @@ async def test_a_child_that_is_killed_comes_back(supervisor: Supervisor) -> None
     assert [(s.name, s.pid) for s in read_states(supervisor.data)] == [("a", pid_of(supervisor, "a"))]
 
 
+async def test_an_end_and_the_return_are_told_once_and_a_stop_is_not(tmp_path: Path) -> None:
+    said = list[str]()
+    supervisor = Supervisor(tmp_path, say=said.append)
+    child = supervisor.add(ChildSpec(name="a", argv=SLEEPER))
+    assert await child.ready(30)
+    os.kill(pid_of(supervisor, "a"), signal.SIGKILL)
+    await until(lambda: child.state.restarts == 1 and child.state.state == "ready")
+
+    async def never() -> bool:
+        return False
+
+    looping = supervisor.add(ChildSpec(name="b", argv=(sys.executable, "-c", "raise SystemExit(3)"), ready=never))
+    await until(lambda: looping.state.restarts > 2)
+    await supervisor.stop()
+    assert said == [
+        "a has ended (killed by SIGKILL) and is started again; see logs/a.log",
+        "a is ready again",
+        "b has ended (exit code 3) and is started again; see logs/b.log",
+    ]
+
+
+async def test_nobody_who_listens_is_no_end_of_the_keeping(tmp_path: Path) -> None:
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    supervisor = Supervisor(tmp_path, say=gone)
+    child = supervisor.add(ChildSpec(name="a", argv=SLEEPER))
+    assert await child.ready(30)
+    os.kill(pid_of(supervisor, "a"), signal.SIGKILL)
+    await until(lambda: child.state.restarts == 1 and child.state.state == "ready")
+    await supervisor.stop()
+
+
 @pytest.mark.parametrize(
     "fault", [TimeoutError("process 1 is alive 5 s after SIGKILL"), OSError(errno.EMFILE, "too many open files")]
 )
