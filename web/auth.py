@@ -184,7 +184,8 @@ async def _refuse(scope: HTTPScope, send: Send, error: ApiError) -> None:
     """Answer an error; a browser that is merely not logged in is shown the way."""
     path = scope["path"]
     accepts = Headers.from_scope(scope).get("accept", "")
-    if error.status == 401 and scope["method"] == "GET" and "text/html" in accepts and not path.startswith(("/v1", "/api")):
+    page = "text/html" in accepts and "text/event-stream" not in accepts  # a page's stream takes no form for an answer
+    if error.status == 401 and scope["method"] == "GET" and page and not path.startswith(("/v1", "/api")):
         status, body, extra = 303, b"", [(b"location", b"/login")]
     else:
         status, body = error.status, error.body(path)

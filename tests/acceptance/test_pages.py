@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Dialog, Page, expect
+from playwright.async_api import Browser, Dialog, Page, Route, expect
 
 from controlplane.commands import PinImage, RemoveImage
 from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelCleared, OperationFailed
@@ -339,6 +339,24 @@ async def test_a_lost_connection_is_told_and_mended(plane: StagedPlane, browser:
         plane.emit(ModelCleared(model="sql-coder"))
         await expect(page.locator("#wire")).to_be_hidden()
         await expect(page.locator("#model-sql-coder .pill")).to_have_text("cold")
+
+
+async def test_who_was_signed_out_is_told_so_and_nothing_is_tried_again(plane: StagedPlane, browser: Browser) -> None:
+    async with Stagehouse(plane).open() as house, opened(browser, house.url) as (page, _):
+        await connected(house)
+        tried = list[str]()
+
+        async def refused(route: Route) -> None:
+            tried.append(route.request.url)
+            await route.fulfill(status=401, body="{}")
+
+        await page.route("**/live?*", refused)
+        house.stage.close()
+        await expect(page.locator("#wire")).to_contain_text("You are signed out.")
+        await page.clock.install()
+        await page.clock.fast_forward(120_000)
+        await expect(page.locator("#wire")).to_contain_text("You are signed out.")
+        assert len(tried) == 1
 
 
 async def test_a_silent_connection_is_made_again_and_one_that_beats_is_left(house: Stagehouse, browser: Browser) -> None:

@@ -59,8 +59,10 @@ document.addEventListener("change", (event) => {
 
 const wire = document.getElementById("wire");
 let lost; // the notice waits a moment: a reconnect usually takes less
+let notice = "";
 
 function connection(words) {
+  notice = words;
   if (!words) {
     clearTimeout(lost);
     lost = undefined;
@@ -71,7 +73,7 @@ function connection(words) {
   }
   if (!wire.hidden) wire.textContent = words;
   lost ??= setTimeout(() => {
-    wire.textContent = words;
+    wire.textContent = notice;
     wire.hidden = false;
     document.documentElement.classList.add("cut");
   }, 900);
@@ -80,6 +82,7 @@ function connection(words) {
 const SILENT_MS = 40_000; // the stream beats every 15 s
 let heard; // when it last said anything; undefined: it is paused, or being connected again
 let stream;
+let signedOut = false; // then trying again is in vain
 
 document.addEventListener("htmx:sse:after:connection", (event) => {
   stream = event.detail.connection;
@@ -88,7 +91,8 @@ document.addEventListener("htmx:sse:after:connection", (event) => {
 });
 document.addEventListener("htmx:sse:before:message", () => { heard = performance.now(); });
 document.addEventListener("htmx:sse:before:connection", (event) => {
-  if (event.detail.connection.attempt === 0) return;
+  if (signedOut) event.preventDefault();
+  if (signedOut || event.detail.connection.attempt === 0) return;
   heard = undefined;
   connection("No connection to enginehouse. What is shown is the last that was heard; trying again.");
 });
@@ -100,9 +104,9 @@ setInterval(() => {
 }, 1000);
 document.addEventListener("visibilitychange", () => { if (document.hidden) heard = undefined; });
 document.addEventListener("htmx:sse:error", (event) => {
-  if (event.detail.status === 401 || event.detail.status === 403) {
-    connection("You are signed out. Sign in again to see what happens.");
-  }
+  if (event.detail.status !== 401 && event.detail.status !== 403) return;
+  signedOut = true;
+  connection("You are signed out. What is shown is the last that was heard; load this page again to sign in.");
 });
 
 // ---- swaps ------------------------------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ async def test_a_browser_that_is_not_logged_in_is_shown_the_way(house: House) ->
     async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
         page = await client.get("/", headers={"accept": "text/html"})
         assert (page.status_code, page.headers["location"]) == (303, "/login")
+        live = await client.get("/live", headers={"accept": "text/html, text/event-stream"})
+        assert (live.status_code, live.json()["code"]) == (401, "missing_api_key")
         form = await client.get("/login")
         assert (form.status_code, "text/html" in form.headers["content-type"]) == (200, True)
         api = await client.get("/api/models")
