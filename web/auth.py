@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from litestar.datastructures import Headers
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from markupsafe import escape
 
 from web.errors import ApiError
 from web.keyring import Identity, Keyring, missing
@@ -181,12 +182,16 @@ def _secured(send: Send) -> Send:
 
 
 async def _refuse(scope: HTTPScope, send: Send, error: ApiError) -> None:
-    """Answer an error; a browser that is merely not logged in is shown the way."""
-    path = scope["path"]
-    accepts = Headers.from_scope(scope).get("accept", "")
-    page = "text/html" in accepts and "text/event-stream" not in accepts  # a page's stream takes no form for an answer
-    if error.status == 401 and scope["method"] == "GET" and page and not path.startswith(("/v1", "/api")):
+    """Answer an error; a browser that is merely not logged in is shown the way, and a part of a page is told it as one."""
+    path, asked = scope["path"], Headers.from_scope(scope)
+    accepts = asked.get("accept", "")
+    whole = "text/html" in accepts and "text/event-stream" not in accepts and not asked.get("hx-request")
+    if error.status == 401 and scope["method"] == "GET" and whole and not path.startswith(("/v1", "/api")):
         status, body, extra = 303, b"", [(b"location", b"/login")]
+    elif asked.get("hx-request"):
+        said = "You are signed out. Load this page again to sign in." if error.status == 401 else error.message
+        status, body = error.status, f'<p class="bad msg" role="alert">{escape(said)}</p>'.encode()
+        extra = [(b"content-type", b"text/html; charset=utf-8")]
     else:
         status, body = error.status, error.body(path)
         extra = [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in error.headers.items())]

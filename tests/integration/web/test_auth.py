@@ -122,6 +122,12 @@ async def test_a_browser_that_is_not_logged_in_is_shown_the_way(house: House) ->
         assert (page.status_code, page.headers["location"]) == (303, "/login")
         live = await client.get("/live", headers={"accept": "text/html, text/event-stream"})
         assert (live.status_code, live.json()["code"]) == (401, "missing_api_key")
+        part = {"accept": "text/html", "hx-request": "true"}
+        for told in (
+            await client.get("/events/1/document", headers=part),
+            await client.post("/models/a/operations", headers=part),
+        ):
+            assert told.status_code == 401 and told.text.startswith("<p ") and "You are signed out." in told.text
         form = await client.get("/login")
         assert (form.status_code, "text/html" in form.headers["content-type"]) == (200, True)
         api = await client.get("/api/models")
