@@ -173,10 +173,10 @@ def test_a_switch_takes_place_in_memory_that_is_mapped(house: House, device: gpu
 
 
 def back(device: gpus.Gpu, before: int) -> float:
-    """Seconds until the device's memory is as it was, but for a daemon's context."""
+    """Seconds until no block of a set is there any more. With a daemon's first copy its context grows by some pages."""
     begun = time.monotonic()
     try:
-        wait_for(lambda: gpus.used_bytes(device.uuid) - before < 2 * MIB, 5.0)
+        wait_for(lambda: gpus.used_bytes(device.uuid) - before < SIZE, 5.0)
     except AssertionError as error:
         raise AssertionError(f"{error}: {gpus.used_bytes(device.uuid)} bytes, {before} before; {on(device.uuid)}") from error
     return time.monotonic() - begun
