@@ -86,8 +86,17 @@ def _said_later(context: click.Context, _: click.Parameter, data: Path | None) -
         context.obj = _absolute(data)
 
 
+class _Directory(click.Path):
+    """Not an empty word, which a variable that is not set leaves: that would be wherever one happens to stand."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("It is empty: name a directory.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 DATA: Final[dict[str, Any]] = {
-    "type": click.Path(path_type=Path, readable=False), "help": "Data directory; $ENGINEHOUSE_DATA names it too.",
+    "type": _Directory(path_type=Path, readable=False), "help": "Data directory; $ENGINEHOUSE_DATA names it too.",
 }  # fmt: skip
 """People write `--data` before a command and after it; what is said last counts."""
 

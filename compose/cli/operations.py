@@ -1,5 +1,6 @@
 """`load`, `sleep`, `checkpoint`, `save`, `move`, `stop`, `retry`: ask for it, show how far it is, end when it is done."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,18 @@ from compose.refusal import ApiRefused
 from controlplane.ids import COMMAND, INSTANCE, new
 
 POLL_S: Final = 0.1
-SECONDS: Final = click.FloatRange(min=0, min_open=True)
+
+
+class Seconds(click.FloatRange):
+    """More than none, and not for ever."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not math.isfinite(found := super().convert(value, param, ctx)):
+            self.fail(f"{value} is no number of seconds that ends.", param, ctx)
+        return found
+
+
+SECONDS: Final = Seconds(min=0, min_open=True)
 
 
 def _operation(kind: str, text: str) -> click.Command:

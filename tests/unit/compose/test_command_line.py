@@ -223,9 +223,20 @@ def test_nothing_to_show_is_said(
 
 
 @pytest.mark.parametrize("command", [["sleep", "m"], ["move", "m", "--to", "d"]])
-def test_nobody_waits_less_than_no_time(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ran("--data", str(tmp_path), *command, "--timeout", "-1") == 2
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_nobody_waits_less_than_no_time_or_for_ever(
+    command: list[str], seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran("--data", str(tmp_path), *command, "--timeout", seconds) == 2
     assert "--timeout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--data", "", "status"), ("status", "--data", "")])
+def test_a_directory_without_a_name_is_not_the_one_that_one_stands_in(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(*words) == 2
+    assert "name a directory" in capsys.readouterr().err
 
 
 def test_a_token_that_is_not_there_is_told_like_any_refusal(
