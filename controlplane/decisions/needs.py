@@ -37,6 +37,8 @@ class CannotFit(msgspec.Struct, frozen=True):
     """`device` or `pool`; `devices`: those of one node, counted instead of bytes; `gpu`, `cpu`: there is none of that kind."""
     need_bytes: int
     limit_bytes: int
+    kv_bytes: int = 0
+    """Of `need_bytes`, the model's own wish."""
 
     def message(self, model: str) -> str:
         if self.where == "devices":
@@ -48,8 +50,10 @@ class CannotFit(msgspec.Struct, frozen=True):
             return f"{model} needs a GPU, and no node has one that it can use: {NO_GPU}"
         if self.where == "cpu":
             return f"{model} needs a share of host memory, and no node declares one: add it to devices in the node's settings"
-        larger = "declare a larger device, or lower the model's kv_bytes"
-        remedy = larger if self.where == "device" else "raise the node's pool_bytes"
+        remedy = "raise the node's pool_bytes"
+        if self.where == "device":
+            less = self.need_bytes - self.kv_bytes <= self.limit_bytes
+            remedy = "declare a larger device" + (", or lower the model's kv_bytes" if less else "")
         needs, has = need_and_limit(self.need_bytes, self.limit_bytes)
         return f"{model} needs {needs} of one {self.where}, and the largest {self.where} has {has}: {remedy}"
 
@@ -133,7 +137,7 @@ def cannot_fit(fleet: Fleet, model: Model) -> CannotFit | None:
     sure, weights = sure_bytes(fleet, model), model.facts.weight_bytes
     fitting = [d.node for d in fleet.devices.values() if cells(fleet, model, d) is not None]
     if not fitting:
-        return CannotFit("device", sure, max(d.size_bytes for d in suiting))
+        return CannotFit("device", sure, max(d.size_bytes for d in suiting), model.facts.kv_bytes // model.spec.gpus)
     most = max(Counter(fitting).values())
     if most < model.spec.gpus:
         return CannotFit("devices", model.spec.gpus, most)

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controlplane.answer import Done, answer
 from controlplane.commands import Admit, ApplySettings, End, EndRequests, Load, RegisterModel, RetireModel, ReviseModel, Tick
-from controlplane.decisions.needs import held_bytes
+from controlplane.decisions.needs import CannotFit, held_bytes
 from controlplane.events import NodeLimits, Revision
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
@@ -161,6 +162,12 @@ def test_a_model_too_large_for_every_device_is_rejected_when_it_has_been_opened(
     story.when(admit("req_3", "big")).then(
         "RequestAccepted", "InstanceCreated", "GrantGiven", "InstanceDirected", "RequestQueued"
     )
+
+
+@pytest.mark.parametrize(("kv_bytes", "helps"), [(100, False), (160, True)])
+def test_a_smaller_kv_is_advised_only_where_that_would_do(kv_bytes: int, helps: bool) -> None:
+    said = CannotFit("device", 960, 800, kv_bytes).message("big")
+    assert "declare a larger device" in said and ("kv_bytes" in said) is helps
 
 
 def test_an_assumed_skeleton_takes_the_whole_device_but_never_refuses() -> None:
