@@ -52,6 +52,7 @@ from worker.shelf import Prepare, Shelf
 from worker.site import Site
 from worker.spare import Spare
 from worker.stock import Stock
+from worker.versions import release
 
 POOL_S: Final = 20.0
 """The pool daemon is started beside us. Without it no weight set is known, and hello would say that all are lost."""
@@ -155,6 +156,7 @@ class Life:
             images=await asyncio.to_thread(self._images.found), no_images=self._images.hindrance,
             no_checkpoint=await asyncio.to_thread(able.hindrance),
             image_quota_bytes=limits.image_quota_bytes, image_pins=limits.image_pins, checkpoint_bytes=limits.checkpoint_bytes,
+            version=release("enginehouse"),
         )  # fmt: skip
         order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=hello)
         answer = await _insist(lambda: self._bus.command(subjects.command_node(plane.node), order))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from importlib.metadata import version
 
 import httpx
 import openai
@@ -105,6 +106,8 @@ async def test_the_command_line_shows_what_is_there(plane: PlaneUnderTest) -> No
     status = plane.cli("status")
     assert status.returncode == 0, status.stderr
     assert all(word in status.stdout for word in ("postgres", "nats", "decider", "worker", "web", "pool", "cpu0", "alpha"))
+    (node,) = json.loads(plane.cli("status", "--json").stdout)["nodes"]
+    assert node["version"] == version("enginehouse")
     models = json.loads(plane.cli("models", "--json").stdout)
     assert [one["model"] for one in models] == ["alpha", "beta", "gamma"]
     assert "alpha" in plane.cli("requests").stdout

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -18,22 +17,24 @@ from worker import gpus
 from worker.images import bulk, holes, pages, records, refill, zeros
 from worker.images.criu import Criu
 from worker.images.fingerprint import Fingerprint, MappedFile
+from worker.versions import release
 
 LIBRARIES: Final = {
     "transformers": ("transformers", "numpy"), "fake": ("numpy",), "vllm": ("vllm", "triton", "cuda-bindings", "numpy"),
 }  # fmt: skip
 LAYING_OUT: Final = (bulk, holes, pages, records, refill, zeros)
 ON_GPU: Final = frozenset({"vllm"})
+_NONE: Final = "none"
 _NOTE_LIMIT: Final = 64 * 1024
 """The note with the build-id stands near the beginning of a library."""
 
 
 def fingerprint(configuration: str, engine: str, node: str, criu: Criu, *, apart: bool, code: str = "") -> Fingerprint:
     """Of an engine as it would be started now. `code`: if not by what this process runs."""
-    versions = " ".join(f"{name}-{_version(name)}" for name in LIBRARIES.get(engine, ()))
+    versions = " ".join(f"{name}-{release(name) or _NONE}" for name in LIBRARIES.get(engine, ()))
     return Fingerprint(
         configuration=configuration, engine=f"{engine} {versions} {code or our_code()}".replace("  ", " "),
-        python=f"{sys.version} {sys.executable}", torch=_version("torch") if engine != "fake" else "",
+        python=f"{sys.version} {sys.executable}", torch=(release("torch") or _NONE) if engine != "fake" else "",
         kernel=f"{os.uname().release} {os.uname().version}", libc=" ".join(platform.libc_ver()), criu=criu.version,
         cpu=processor(), **(_of_gpus() if engine in ON_GPU else {}), namespaces="apart" if apart else "shared", node=node,
     )  # fmt: skip
@@ -119,10 +120,3 @@ def _build_id(path: str, version: tuple[int, ...]) -> str:
         head = file.read(_NOTE_LIMIT)
     at = head.find(b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00") if head.startswith(b"\x7fELF") else -1
     return head[at + 16 : at + 36].hex() if at >= 0 else ""
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "none"

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -25,6 +24,7 @@ from worker.sources.fakes import WEIGHT_BYTES, fake_source
 from worker.sources.identity import SourceRefused, identity, identity_of_draft
 from worker.sources.places import converted, models, name_of
 from worker.sources.report import Inspected, Line, Progress, Refused
+from worker.versions import release
 
 ProgressCall = Callable[[int, int], None]
 """Bytes done, bytes in all (0: unknown)."""
@@ -119,7 +119,7 @@ def _facts(spec: ModelSpec, inspected: Inspected) -> ModelFacts:
         if inspected.draft_dir:
             arguments["draft_model"] = Path(inspected.draft_dir).name  # what is in it, wherever it was found
         told = msgspec.json.encode(arguments, order="deterministic").decode()
-        shape = f"{told} {inspected.context_tokens} {_version(spec.engine)}{ranks_of(spec)}"
+        shape = f"{told} {inspected.context_tokens} {release(spec.engine)}{ranks_of(spec)}"
     else:
         dtype = str(spec.arguments.get("dtype", "float32"))
         threads = spec.arguments.get("threads", "auto")
@@ -129,13 +129,6 @@ def _facts(spec: ModelSpec, inspected: Inspected) -> ModelFacts:
         weight_bytes=inspected.weight_bytes, kv_bytes=inspected.kv_bytes, context_tokens=inspected.context_tokens,
         parameters=inspected.parameters, dtype=dtype, template_bytes=template_bytes(source), tokenizer=tokenizer_digest(source),
     )  # fmt: skip
-
-
-def _version(package: str) -> str:
-    """Of what makes the layout: another release may make another one."""
-    with contextlib.suppress(PackageNotFoundError):
-        return version(package)
-    return ""
 
 
 def template_bytes(source: Path) -> int:
