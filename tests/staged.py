@@ -50,13 +50,14 @@ Listener = Callable[[object], None]
 
 
 class StagedPlane:
-    """Attributes: fleet, beats, synced (what a `Sight` has), events, orders (commands received), refusing (raised by them),
-    asks (of nodes), answering (their answer)."""
+    """Attributes: fleet, beats, synced, behind_s (what a `Sight` has), events, orders (commands received), refusing (raised by
+    them), asks (of nodes), answering (their answer)."""
 
     def __init__(self, now_ms: int) -> None:
         self.fleet = Fleet()
         self.beats: dict[str, NodeBeat] = {}
         self.synced = True
+        self.behind_s = 0.0
         self.events: list[Recorded] = []
         self.orders: list[Order] = []
         self.refusing: Refused | None = None

@@ -86,6 +86,18 @@ class PlaneView:
         self._tick = count()
         self._places: dict[str, int] = {}
         self._places_at = 0.0
+        self._owed = (0, 0.0)
+
+    @property
+    def behind_s(self) -> float:
+        """For how many seconds an event has been known to be written that has not come here; 0: all known ones have.
+
+        Counted from the first look that finds it missing.
+        """
+        at = self.fleet.position
+        if at >= self._owed[0]:
+            self._owed = (self._bus.answered, time.monotonic())
+        return time.monotonic() - self._owed[1] if at < self._owed[0] else 0.0
 
     @property
     def synced(self) -> bool:

@@ -110,7 +110,8 @@ class Painter:
     def link(self) -> Link:
         if not self.sight.synced:
             return Link.DISCONNECTED
-        lagging = self.sight.fleet.nodes and monotonic() - self._heard_at > SILENCE_S
+        silent = self.sight.fleet.nodes and monotonic() - self._heard_at > SILENCE_S
+        lagging = silent or self.sight.behind_s > SILENCE_S
         return Link.LAGGING if lagging else Link.LIVE
 
     def scene(self) -> Scene:

@@ -24,6 +24,11 @@ class Sight(Protocol):
         """Whether events are being followed; False: what is shown is the last that was known."""
         ...
 
+    @property
+    def behind_s(self) -> float:
+        """For how many seconds an event has been known to be written that has not come here; 0: all known ones have."""
+        ...
+
     def listening(self, listener: Callable[[Any], None], /) -> AbstractContextManager[None]:
         """Call `listener` in the event loop with every change: a `Recorded` once folded, a `NodeBeat`, a resync."""
         ...

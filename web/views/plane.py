@@ -14,7 +14,7 @@ class Link(StrEnum):
 
     LIVE = "live"
     LAGGING = "lagging"
-    """Connected, but even the nodes' beats have stopped coming."""
+    """Connected, but even the nodes' beats have stopped coming, or events that are known to be written do not come."""
     DISCONNECTED = "disconnected"
 
 
@@ -41,7 +41,7 @@ def plane(fleet: Fleet, beats: Mapping[str, NodeBeat], link: Link) -> PlaneHead:
         case Link.LIVE:
             tone, words = "up", "live"
         case Link.LAGGING:
-            tone, words = "climb", "lagging: nothing heard for seconds"
+            tone, words = "climb", "lagging: what happens is not heard"
         case Link.DISCONNECTED if fleet.position:
             tone, words = "failed", "disconnected from the log"
         case Link.DISCONNECTED:

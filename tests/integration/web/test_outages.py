@@ -181,6 +181,10 @@ async def test_who_shows_an_old_state_while_the_log_goes_on_serves_and_says_so(
     monkeypatch.setattr(house.services.bus, "answered", seen + 1)
     await until(unseen)
     assert (await unseen()).startswith(f"what is shown is of event {seen}, and event {seen + 1} was written since")
+    first = house.services.view.behind_s
+    await until(lambda: house.services.view.behind_s > first + 0.05)
+    monkeypatch.setattr(house.services.bus, "answered", seen + 2)
+    assert house.services.view.behind_s > first, "of the event that is missing longest"
     monkeypatch.setattr(house.services.bus, "answered", seen)
 
     async def shown() -> bool:

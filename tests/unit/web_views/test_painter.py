@@ -110,6 +110,14 @@ async def test_it_paints_by_itself_only_while_somebody_looks() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
+def test_a_page_to_which_beats_come_and_written_events_do_not_is_not_live() -> None:
+    _, painter, _ = stage()
+    painter.sight.behind_s = 1.0  # type: ignore[misc]
+    assert painter.scene().head.words == "live", "a moment is nothing"
+    painter.sight.behind_s = 4.0  # type: ignore[misc]
+    assert painter.scene().head.words.startswith("lagging")
+
+
 async def test_silence_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     _, painter, _ = stage()
     assert painter.scene().head.words == "live"
