@@ -8,7 +8,7 @@ from pool.gpu import Activity, Gpu
 BESIDE_DECODING = 0.8
 """Of the rate that is expected of a link (`Place.bytes_per_s`): a slower one is slowed in proportion. While copies ran at 50 to
 54 GB/s a neighbour lost 4.9 to 6 % of its decoding (H200s, decoding bound by the device's memory), at 45 GB/s 4.6 to 5.2 %, at
-40 GB/s 4.3 %, for 0.1 s more of a wake of 16 GB. 1 or more: never slowed."""
+40 GB/s 3.6 and 4.3 %, for 0.1 s more of a wake of 16 GB. 1 or more: never slowed."""
 
 
 class Pace:

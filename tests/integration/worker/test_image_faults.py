@@ -362,16 +362,21 @@ async def test_no_engine_whose_image_is_not_compared_outlives_its_worker(
         assert (await house.until(lambda: house.of_type(ImageFailed)))[-1].code == "image_corrupt"
 
 
-@pytest.mark.parametrize("why", ["its digests are late", "it dies beside them"])
-async def test_an_engine_that_is_lost_before_its_image_is_compared_is_no_fault_of_the_image(
-    house: Plant, go: threading.Event, why: str
-) -> None:
-    house.deadlines = msgspec.structs.replace(house.deadlines, restore=12.0)
+async def saved_by_an_impatient_worker(house: Plant, *, restore_s: float) -> Manifest:
+    """`a` is on disk, and a restore may take no longer than that."""
+    house.deadlines = msgspec.structs.replace(house.deadlines, restore=restore_s)
     await house.restart_worker()
     await house.register("a")
     await house.load("a")
     await save(house, "a")
-    _, made = manifest(house)
+    return manifest(house)[1]
+
+
+@pytest.mark.parametrize("why", ["its digests are late", "it dies beside them"])
+async def test_an_engine_that_is_lost_before_its_image_is_compared_is_no_fault_of_the_image(
+    house: Plant, go: threading.Event, why: str
+) -> None:
+    made = await saved_by_an_impatient_worker(house, restore_s=12.0)
     back = await parked_unread(house)
     if why == "it dies beside them":
         processes.send(back, signal.SIGKILL)
@@ -389,12 +394,7 @@ async def test_an_image_that_can_t_be_looked_through_in_time_is_left_for_a_cold_
     house: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What CRIU goes by comes before it: a disk that gives nothing there was once the climb's end."""
-    house.deadlines = msgspec.structs.replace(house.deadlines, restore=6.0)
-    await house.restart_worker()
-    await house.register("a")
-    await house.load("a")
-    await save(house, "a")
-    _, made = manifest(house)
+    made = await saved_by_an_impatient_worker(house, restore_s=6.0)
     go = threading.Event()
     monkeypatch.setattr(Store, "verify", lambda *_, **__: go.wait(60))
     try:
