@@ -37,7 +37,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Its link is in use, for itself or for another."""
     decoding: bool = False
     loss: float = 0.08
-    """Of its decoding, while it helps at full rate: H200s whose decoding is bound by their memory lost up to 6.7 %."""
+    """Of its decoding, while it helps at full rate. H200s, bound by their memory, lost 4.0 and 5.2 % so, and one 5.5 % at 0.83
+    of it: with this it is given 0.63, and loses 3.6 %."""
 
 
 class Path(msgspec.Struct, frozen=True, kw_only=True):
