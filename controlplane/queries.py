@@ -1,4 +1,4 @@
-"""Reading the history, for web: pages of events, each by an index. An outage of Postgres is UNAVAILABLE.
+"""Reading the history, for web: pages of events, each by an index, and what `Past` folds. An outage of Postgres is UNAVAILABLE.
 
 Rows are the events themselves: the event that ends a request or an operation holds all that a row shows.
 """
@@ -9,7 +9,8 @@ from typing import Any, Final
 import asyncpg
 
 from controlplane.envelope import Recorded
-from controlplane.log.postgres import AWAY, COLUMNS, readers, recorded
+from controlplane.log.contract import Snapshot
+from controlplane.log.postgres import AWAY, COLUMNS, SNAPSHOTS, readers, recorded
 from controlplane.refusal import Code, Refused
 
 READERS: Final = 4
@@ -72,20 +73,40 @@ class History:
         """One aggregate's events, oldest first."""
         return await self._select([("stream = {}", stream)], "version", limit)
 
+    # ---- as `past.Readable` has it, and `log.contract.Log`
+
+    async def head(self) -> int:
+        (row,) = await self._rows("select position from head")
+        return int(row[0])
+
+    async def read(self, after: int, limit: int = 5000) -> list[Recorded]:
+        return await self.events_after(after, limit=limit)
+
+    async def first_since(self, at_ms: int) -> int:
+        (row,) = await self._rows("select first_since($1)", at_ms)
+        return int(row[0])
+
+    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
+        rows = await self._rows(SNAPSHOTS, evolve_version, up_to)
+        return [Snapshot(*row) for row in rows]
+
     async def _select(self, parts: list[tuple[str, object]], order: str, limit: int) -> list[Recorded]:
         """Conditions are ours, values are bound. A text with a NUL is in no row: Postgres holds none."""
         if any(isinstance(value, str) and "\0" in value for _, value in parts):
             return []
         conditions = " and ".join(text.format(f"${nth}") for nth, (text, _) in enumerate(parts, start=1))
         query = f"select {COLUMNS} from event where {conditions} order by {order} limit ${len(parts) + 1}"  # noqa: S608
+        return [recorded(row) for row in await self._rows(query, *(value for _, value in parts), limit)]
+
+    async def _rows(self, query: str, *values: object) -> list[Any]:
         try:
             if self._pool is None:
                 self._pool = readers(self._url, size=READERS)
                 await self._pool  # connects to nothing yet
-            rows: list[Any] = await self._pool.fetch(query, *(value for _, value in parts), limit)
+            rows: list[Any] = await self._pool.fetch(query, *values)
         except AWAY as error:
             raise Refused(Code.UNAVAILABLE, f"the log can't be read now: {error!r}", retry_after_ms=2000) from error
-        return [recorded(row) for row in rows]
+        return rows
 
 
 def _where(first: str, value: object, *, stream: str | None = None, type: str | None = None) -> list[tuple[str, object]]:

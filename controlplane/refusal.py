@@ -40,6 +40,8 @@ class Code(StrEnum):
     INSTANCE_UNKNOWN = "instance_unknown"
     REQUEST_UNKNOWN = "request_unknown"
     OPERATION_UNKNOWN = "operation_unknown"
+    EVENT_UNKNOWN = "event_unknown"
+    """The log has no such event, or what was folded up to it can't be had any more."""
     REQUEST_EXISTS = "request_exists"
     STALE = "stale"
     """The report answers a directive, or comes from an incarnation, that has been superseded."""

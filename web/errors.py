@@ -30,6 +30,7 @@ STATUS: Final[Mapping[Code, int]] = {
     Code.INSTANCE_UNKNOWN: 404,
     Code.REQUEST_UNKNOWN: 404,
     Code.OPERATION_UNKNOWN: 404,
+    Code.EVENT_UNKNOWN: 404,
     Code.REQUEST_EXISTS: 409,
     Code.STALE: 409,
     Code.GATEWAY_UNKNOWN: 503,

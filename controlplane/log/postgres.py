@@ -18,6 +18,10 @@ AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceEr
 """What a read raises while the server is away. The last: a pool whose connection breaks just as it is given back."""
 SNAPSHOTS_KEPT: Final = 3
 COLUMNS: Final = "position, stream, version, type, v, at, command, ordinal, operation, because, actor, trace, data::text"
+SNAPSHOTS: Final = (
+    "select position, evolve_version, state, digest from snapshot "
+    "where evolve_version = $1 and position <= coalesce($2, position) order by position desc"
+)
 _APPEND: Final = f"select append({', '.join(f'${n}' for n in range(1, 20))})"
 _TRY_ROOM: Final = (
     "create temporary table room on commit drop as select n, md5(n::text) || md5((n + 1)::text) from generate_series(1, 4000) n"
@@ -136,11 +140,7 @@ class PostgresLog:
 
     async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
         async with self._reading() as connection:
-            rows = await connection.fetch(
-                "select position, evolve_version, state, digest from snapshot "
-                "where evolve_version = $1 and position <= coalesce($2, position) order by position desc",
-                evolve_version, up_to,
-            )  # fmt: skip
+            rows = await connection.fetch(SNAPSHOTS, evolve_version, up_to)
             return [Snapshot(*row) for row in rows]
 
     async def _rows(self, condition: str, *arguments: object) -> list[Recorded]:

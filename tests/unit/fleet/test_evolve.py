@@ -4,31 +4,16 @@ import random
 
 import pytest
 
-from controlplane.commands import RegisterModel
 from controlplane.envelope import Recorded, from_wire, to_wire
 from controlplane.fleet import Fleet, Gap, dump, evolve, fold, load
-from controlplane.refusal import Refused
-from controlplane.scripted import Script
-from controlplane.simulation import DEVICE_BYTES, Simulation
-from controlplane.spec import ModelSpec
+from controlplane.simulation import Simulation
+from tests.days import simulated
 
 
 @pytest.fixture(scope="module")
 def day() -> Simulation:
     """Some thousand events of a busy fleet."""
-    rng = random.Random(7)
-    simulation = Simulation(devices=2, script=Script(start_ms=900, serve_ms=300))
-    for n, share in enumerate((1, 1, 2, 4)):
-        arguments: dict[str, str | int | float | bool] = {"weight_bytes": DEVICE_BYTES // share - 1000, "skeleton_bytes": 1000}
-        simulation.send(RegisterModel(spec=ModelSpec(name=f"m{n}", source=f"s{n % 3}", engine="fake", arguments=arguments)))
-    for _ in range(1200):
-        simulation.run(rng.randrange(300))
-        try:
-            simulation.admit(f"m{rng.randrange(4)}")
-        except Refused as refused:
-            simulation.refusals.append(refused)
-    simulation.run(5_000)
-    return simulation
+    return simulated(seed=7, requests=1200)
 
 
 class Follower:
