@@ -116,7 +116,7 @@ def _held(fleet: Fleet, beats: Mapping[str, NodeBeat], grant: Grant, device: Dev
     if stands.progress is not None and stands.progress.total:
         words.append(f"{stands.progress.step} {percent(stands.progress.done, stands.progress.total):.0f} %")
     if instance.running:
-        words.append(f"{instance.running} running, {rate(speed)} tokens a second")
+        words.append(f"{instance.running} running" + (f", {rate(speed)} tokens a second" if beat else ""))
     return Held(
         offset=grant.offset, cells=grant.cells, instance=instance.instance, model=model,
         hue=tints.get(instance.configuration, 0), standing=stands, running=instance.running, tokens_per_s=speed,
@@ -138,9 +138,11 @@ def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held:
         mapped += weights
         private += max(run.bytes_used - weights, 0)
     measured = beat.device_bytes.get(device.device) if beat else None
-    others = max((measured or 0) - mapped - private, 0)
-    parts = (("mapped", "mapped weights", mapped), ("private", "private", private), ("others", "sleepers and others", others))
-    return _drawn(parts, device.size_bytes)
+    own = (("mapped", "mapped weights", mapped), ("private", "private", private))
+    if measured is None:
+        return _drawn(own, device.size_bytes, rest="not measured")
+    others = max(measured - mapped - private, 0)
+    return _drawn((*own, ("others", "sleepers and others", others)), device.size_bytes)
 
 
 def _owned(owners: DeviceBytes, device: Device) -> tuple[tuple[str, str, int], ...]:
@@ -156,10 +158,10 @@ def _owned(owners: DeviceBytes, device: Device) -> tuple[tuple[str, str, int], .
     )
 
 
-def _drawn(parts: Sequence[tuple[str, str, int]], whole: int) -> tuple[Segment, ...]:
+def _drawn(parts: Sequence[tuple[str, str, int]], whole: int, rest: str = "free") -> tuple[Segment, ...]:
     free = max(whole - sum(amount for _, _, amount in parts), 0)
     segments, left = [], 0.0
-    for kind, words, amount in (*parts, ("free", "free", free)):
+    for kind, words, amount in (*parts, ("free", rest, free)):
         width = min(percent(amount, whole), 100 - left)
         segments.append(Segment(kind=kind, words=words, size_bytes=amount, left=round(left, 2), width=round(width, 2)))
         left += width
