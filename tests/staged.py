@@ -3,6 +3,7 @@
 It gives the pages all that they ask of a plane (state, history, commands), so they can be tried and measured alone.
 """
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -39,6 +40,7 @@ from controlplane.events import (
     WeightsStaged,
 )
 from controlplane.fleet import ANEW, Fleet, evolve
+from controlplane.log import Snapshot
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from controlplane.spec import ModelFacts, ModelSpec
@@ -99,6 +101,18 @@ class StagedPlane:
         self.tell(beat)
 
     # ---- the history ------------------------------------------------------------------------------------------
+
+    async def head(self) -> int:
+        return len(self.events)
+
+    async def read(self, after: int, limit: int = 5000) -> list[Recorded]:
+        return self.events[after : after + limit]
+
+    async def first_since(self, at_ms: int) -> int:
+        return bisect.bisect_left(self.events, at_ms, key=lambda event: event.at_ms) + 1
+
+    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
+        return []
 
     async def page_of_events(
         self, *, before: int | None, limit: int, stream: str | None = None, type: str | None = None,

@@ -13,6 +13,7 @@ import structlog
 from controlplane import parties
 from controlplane.asker import Asker
 from controlplane.bus import Bus
+from controlplane.past import Past
 from controlplane.plane import Plane
 from controlplane.queries import History
 from web.frontend import Frontends
@@ -46,6 +47,10 @@ class Services:
     history: History
     stage: Stage
     _stops: set[Callable[[], None]] = field(default_factory=set)
+
+    @property
+    def past(self) -> Past:
+        return self.stage.past
 
     @property
     def stopping(self) -> bool:

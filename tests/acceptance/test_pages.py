@@ -11,12 +11,13 @@ from playwright.async_api import Browser, Dialog, Page, Route, expect
 
 from controlplane.commands import PinImage, RemoveImage
 from controlplane.events import ImageBuilt, ImageFailed, ImagePinned, ImageRefused, ModelCleared, OperationFailed
+from controlplane.moments import utc
 from controlplane.refusal import Code, Refused
 from tests.acceptance.browser import browsing, opened
 from tests.busyplane import busy, measured
 from tests.staged import StagedPlane
 from tests.stagehouse import Stagehouse
-from web.views.figures import clock
+from web.views.figures import clock, slug
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all of them
 
@@ -207,7 +208,7 @@ async def test_an_image_is_pinned_and_removed_by_keyboard_and_a_removal_is_asked
         assert complaints == []
 
 
-PATHS = ["/", "/requests", "/events", "/events/40", "/models/smollm2-135m", "/instances/ins_01JDXB4M9S7QKC2W5T8A"]
+PATHS = ["/", "/requests", "/events", "/events/40", "/past", "/models/smollm2-135m", "/instances/ins_01JDXB4M9S7QKC2W5T8A"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -285,7 +286,7 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/", "/events", "/models/sql-coder"])
+@pytest.mark.parametrize("path", ["/", "/events", "/past", "/past?at=yesterday", "/models/sql-coder"])
 async def test_text_has_enough_contrast(
     house: Stagehouse, plane: StagedPlane, browser: Browser, scheme: str, path: str
 ) -> None:
@@ -325,6 +326,48 @@ async def test_it_reads_without_scripts(house: Stagehouse, browser: Browser) -> 
         await page.locator("details[open] .links a").first.click()
         await expect(page.locator("pre.json")).to_contain_text('"type": "OperationRequested"')
         assert complaints == []
+
+
+async def test_ages_in_the_past_are_of_then_and_stand_still(browser: Browser) -> None:
+    plane = StagedPlane(time.time_ns() // 1_000_000 - 86_400_000)
+    plane.node()
+    plane.device("cpu0")
+    plane.model("alpha", "cfg_1")
+    plane.now_ms += 600_000
+    request = plane.request("alpha", reason="waits for a place", ago_ms=0)
+    plane.now_ms += 95_000
+    plane.emit(ModelCleared(model="alpha"))
+    then = plane.fleet.position
+    plane.end(request)
+    waiter = f"#wait-{slug(request)}"
+    async with Stagehouse(plane).open() as house, opened(browser, "about:blank") as (page, complaints):
+        await page.clock.install()
+        await page.goto(f"{house.url}/past?at={then}")
+        await expect(page.locator(f"{waiter} time")).to_have_text("1 min")
+        await page.clock.fast_forward(300_000)
+        await expect(page.locator(f"{waiter} time")).to_have_text("1 min")
+        await page.get_by_role("link", name="1 earlier", exact=True).click()
+        await expect(page.locator("h1")).to_contain_text(f"as it was after event {then - 1}, ")
+        await expect(page.locator(f"{waiter} time")).to_have_text("0 s")
+        assert house.stage.hub.readers == set(), "nothing is followed"
+        assert complaints == []
+
+
+async def test_the_past_is_gone_through_without_scripts(house: Stagehouse, plane: StagedPlane, browser: Browser) -> None:
+    async with opened(browser, f"{house.url}/events/40", java_script_enabled=False) as (page, complaints):
+        await page.get_by_role("link", name="The plane then").click()
+        await expect(page.locator("h1")).to_contain_text("The past: as it was after event 40, ")
+        await page.get_by_role("link", name="10 later", exact=True).click()
+        await expect(page.locator("h1")).to_contain_text("as it was after event 50, ")
+        await page.get_by_label("Event or UTC time").fill(utc(plane.events[0].at_ms))
+        await page.get_by_role("button", name="Show").click()
+        await expect(page.locator("h1")).to_contain_text("as it was after event ")
+        assert complaints == []
+        await page.get_by_label("Event or UTC time").fill("yesterday")
+        await page.get_by_role("button", name="Show").click()
+        await expect(page.get_by_role("alert")).to_contain_text("'yesterday' is no moment")
+        await page.get_by_role("link", name="Now").click()
+        await expect(page.locator("h1")).to_have_text("The plane, live")
 
 
 async def test_a_lost_connection_is_told_and_mended(plane: StagedPlane, browser: Browser) -> None:

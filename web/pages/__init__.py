@@ -11,6 +11,7 @@ from web.pages.history import History
 from web.pages.images import operate_image
 from web.pages.live import live_page, live_stream, operate
 from web.pages.logs import event_document, event_page, event_pages, request_pages
+from web.pages.past import past_page
 from web.pages.stage import Stage
 from web.pages.stories import instance_story, model_story, operation_story, request_story
 from web.pages.templates import STATIC, Site
@@ -18,8 +19,8 @@ from web.pages.templates import STATIC, Site
 router = Router(
     "/",
     route_handlers=[
-        live_page, live_stream, operate, operate_image, request_pages, event_pages, event_page, event_document, request_story,
-        operation_story, model_story, instance_story,
+        live_page, live_stream, operate, operate_image, request_pages, event_pages, event_page, event_document, past_page,
+        request_story, operation_story, model_story, instance_story,
     ],
     exception_handlers={Refused: said, HTTPException: said},
     include_in_schema=False,

@@ -25,7 +25,7 @@ def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None)
 
 
 def page(stage: Stage, name: str, *, here: str = "", status: int = 200, **values: object) -> Response[str]:
-    return html(stage.templates.page(name, here=here, now_ms=now_ms(), **values), status)
+    return html(stage.templates.page(name, here=here, **{"now_ms": now_ms(), **values}), status)
 
 
 def said(request: Request[Any, Any, Any], refused: Refused | HTTPException) -> Response[str]:

@@ -9,22 +9,20 @@ import structlog
 from controlplane import ids
 from controlplane.answer import Answer
 from controlplane.commands import AnyCommand, Checkpoint, Load, Move, Order, Retry, Save, Sleep, Stop
-from controlplane.events import BY_NAME
+from controlplane.past import Past
 from controlplane.refusal import Code, Refused
 from controlplane.subjects import COMMAND_OPERATOR, ImageAsk, ImageDone
 from web.live.hub import Hub
 from web.live.painter import Painter
 from web.live.sight import Sight
-from web.pages.history import History
+from web.pages.history import History, newest
 from web.pages.templates import Site, Templates
-from web.views.recent import ENDED_KEPT, OTHERS_KEPT, REQUEST_EVENTS_KEPT
 
 _log = structlog.get_logger(__name__)
 
 VERBS: dict[str, type[Load | Sleep | Checkpoint | Save | Stop | Retry]] = {
     "load": Load, "sleep": Sleep, "checkpoint": Checkpoint, "save": Save, "stop": Stop, "retry": Retry,
 }  # fmt: skip
-OTHER_TYPES = tuple(name for name, event in BY_NAME.items() if event.AGGREGATE != "request")
 
 
 class Commands(Protocol):
@@ -40,10 +38,11 @@ class Nodes(Protocol):
 
 
 class Stage:
-    """Attributes: sight, history, nodes, templates, hub, painter. Made in the event loop that serves the pages."""
+    """Attributes: sight, history, past, nodes, templates, hub, painter. Made in the event loop that serves the pages."""
 
     def __init__(self, sight: Sight, history: History, commands: Commands, nodes: Nodes, site: Site) -> None:
         self.sight, self.history, self.nodes, self.site = sight, history, nodes, site
+        self.past = Past(history)
         self.templates = Templates(site)
         self.hub = Hub()
         self.painter = Painter(sight, self.hub, self.templates.draw)
@@ -92,10 +91,7 @@ class Stage:
         while self._stale.is_set():
             self._stale.clear()
             try:
-                ended = await self.history.page_of_ended(before=None, limit=ENDED_KEPT)
-                newest = await self.history.page_of_events(before=None, limit=REQUEST_EVENTS_KEPT)
-                others = await self.history.page_of_events(before=None, limit=OTHERS_KEPT, types=OTHER_TYPES)
-                self.painter.recent.refill([*ended, *newest, *others])
+                self.painter.recent.refill(await newest(self.history, before=None))
             except Exception as error:
                 away = isinstance(error, Refused | OSError | TimeoutError)
                 _log.warning("live.history_away", reason=repr(error), attempt=attempt, exc_info=None if away else error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from controlplane import moments
 from web.views import figures, slots
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Templates:
         environment.filters.update(
             size=figures.size, span=figures.span, count=figures.count, rate=figures.rate, clock=figures.clock,
             iso=figures.iso, day=figures.day, share=figures.share, slug=figures.slug, short=figures.short,
-            described=slots.described,
+            described=slots.described, utc=moments.utc,
         )  # fmt: skip
         return environment
 

@@ -1,7 +1,8 @@
 // Times in words, filters of the live lists, copy buttons, and the state of the connection. The page reads well without.
 
-const skew = Number(document.documentElement.dataset.now) - Date.now(); // this browser's clock against the server's
-const now = () => Date.now() + skew;
+const { now: drawn, still } = document.documentElement.dataset;
+const skew = Number(drawn) - Date.now(); // this browser's clock against the server's
+const now = still === undefined ? () => Date.now() + skew : () => Number(drawn); // a page of the past: ages are of then
 
 function length(ms) {
   const s = Math.max(0, Math.floor(ms / 1000));

@@ -16,6 +16,8 @@ class Link(StrEnum):
     LAGGING = "lagging"
     """Connected, but even the nodes' beats have stopped coming, or events that are known to be written do not come."""
     DISCONNECTED = "disconnected"
+    PAST = "past"
+    """What is shown is long over, however it stands."""
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class NodeView(msgspec.Struct, frozen=True):
 
 class PlaneHead(msgspec.Struct, frozen=True, kw_only=True):
     tone: str
-    """`up`, `climb` (lagging) or `failed` (disconnected)."""
+    """`up`, `climb` (lagging), `failed` (disconnected) or `sleep` (the past)."""
     words: str
     position: int
     epoch: int
@@ -46,6 +48,8 @@ def plane(fleet: Fleet, beats: Mapping[str, NodeBeat], link: Link) -> PlaneHead:
             tone, words = "failed", "disconnected from the log"
         case Link.DISCONNECTED:
             tone, words = "climb", "connecting to the log"
+        case Link.PAST:
+            tone, words = "sleep", "the past"
     running = sum(request.instance is not None for request in fleet.requests.values())
     nodes = (
         NodeView(n.node, n.heard, n.version, beats[n.node].pool_ok if n.node in beats else True)

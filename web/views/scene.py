@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
@@ -40,6 +41,13 @@ def scene(fleet: Fleet, beats: Mapping[str, NodeBeat], link: Link, recent: Recen
         head=plane(fleet, beats, link), devices=devices(fleet, beats), pools=pools(fleet, beats), waiters=waiters(fleet),
         models=models(fleet, beats, recent.failures),
     )  # fmt: skip
+
+
+def past_scene(fleet: Fleet, recent: Recent) -> Scene:
+    """What was to be seen then: without what only beats knew, and nothing can be done about it any more."""
+    shown = scene(fleet, {}, Link.PAST, recent)
+    pools = (replace(pool, images=tuple(replace(image, actions=()) for image in pool.images)) for pool in shown.pools)
+    return replace(shown, pools=tuple(pools), models=tuple(replace(model, actions=()) for model in shown.models))
 
 
 def request_log(fleet: Fleet, recent: Recent) -> RequestLog:

@@ -76,7 +76,7 @@ def test_the_live_page_shows_the_plane_and_has_nothing_inline(client: TestClient
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/requests", "/events", "/events/1", "/models/smollm2", "/instances/ins_01JDXB4M9S7QKC2W5T8A"]
+    "path", ["/", "/requests", "/events", "/events/1", "/past", "/models/smollm2", "/instances/ins_01JDXB4M9S7QKC2W5T8A"]
 )
 def test_pages_answer_in_html(client: TestClient[Litestar], path: str) -> None:
     answer = client.get(path)
@@ -94,8 +94,9 @@ def test_hostile_names_and_messages_are_text(client: TestClient[Litestar], plane
     stage.painter.recent.refill(plane.events)
     stage.painter.paint(all_lists=True)
     frame = stage.hub.frame(-1).decode()
-    shown = [client.get(path).text for path in ("/", "/requests", "/events", f"/events/{plane.fleet.position}")]
+    shown = [client.get(path).text for path in ("/", "/requests", "/events", f"/events/{plane.fleet.position}", "/past")]
     shown += [client.get("/requests", params={"model": EVIL}).text, client.get("/events", params={"stream": EVIL}).text]
+    shown += [client.get("/past", params={"at": EVIL}).text]
     for text in (*shown, frame):
         assert "<script>alert" not in text
         assert "<img src=x" not in text
