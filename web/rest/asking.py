@@ -10,6 +10,8 @@ from litestar.params import HeaderParameter
 from controlplane.answer import Answer, Done, Opened
 from controlplane.commands import AnyCommand
 from controlplane.fleet import Fleet
+from controlplane.moments import when
+from controlplane.past import Moment
 from controlplane.subjects import NodeBeat
 from web.auth import identity_of
 from web.errors import ApiError
@@ -58,10 +60,26 @@ async def fleet_after(services: Services, after: int | None) -> Fleet:
         raise ApiError(504, "behind", message, details={"position": view.fleet.position, "after": after}) from None
 
 
-async def sight(request: Ask, after: int | None) -> tuple[Fleet, Mapping[str, NodeBeat]]:
-    """The fleet as `fleet_after`, and the nodes' last beats."""
+async def sight(request: Ask, after: int | None, at: str | None) -> tuple[Fleet, Mapping[str, NodeBeat]]:
+    """The fleet as `fleet_after`, and the nodes' last beats; or the fleet as it was `at` a moment, of which no beat is left.
+
+    Raises ApiError, Refused.
+    """
     services = services_of(request)
-    return await fleet_after(services, after), services.view.beats
+    if at is None:
+        return await fleet_after(services, after), services.view.beats
+    if after is not None:
+        message = "'after' waits for the newest state, and 'at' asks for a past one: send one of them"
+        raise ApiError(400, "invalid", message, param="at")
+    return await services.past.fleet(await moment_of(services, at)), {}
+
+
+async def moment_of(services: Services, at: str | None) -> Moment:
+    """The moment that is meant; None: the newest. Raises ApiError, Refused."""
+    try:
+        return await services.past.moment(None if at is None else when(at))
+    except ValueError as error:
+        raise ApiError(400, "invalid", str(error), param="at") from error
 
 
 async def command(request: Ask, body: AnyCommand) -> Answer:

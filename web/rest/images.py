@@ -13,8 +13,8 @@ from controlplane.refusal import Code, Refused
 from controlplane.subjects import ImageAsk, ImageDone
 from web.errors import ApiError
 from web.nodes import Nodes
-from web.rest.asking import Ask, Key, command, fleet_after, services_of
-from web.rest.fleet import Position
+from web.rest.asking import Ask, Key, command, fleet_after, services_of, sight
+from web.rest.fleet import At, Position
 from web.views.images import outlook, state, stays
 
 REMOVED_S: Final = 10.0
@@ -48,14 +48,14 @@ class ImageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @get("/images")
-async def images(request: Ask, after: Position = None) -> list[ImageView]:
-    fleet = await fleet_after(services_of(request), after)
+async def images(request: Ask, after: Position = None, at: At = None) -> list[ImageView]:
+    fleet, _ = await sight(request, after, at)
     return [_shown(fleet, known) for known in sorted(fleet.images.values(), key=lambda known: (known.node, known.image))]
 
 
 @get("/images/{name:str}")
-async def image(request: Ask, name: FromPath[str], after: Position = None) -> ImageView:
-    fleet = await fleet_after(services_of(request), after)
+async def image(request: Ask, name: FromPath[str], after: Position = None, at: At = None) -> ImageView:
+    fleet, _ = await sight(request, after, at)
     return _shown(fleet, _known(fleet, name))
 
 

@@ -3,7 +3,7 @@
 from litestar import Router
 
 from web.rest.changes import checkpoint, load, move, move_instance, register, retire, retry, revise, save, sleep, stop
-from web.rest.fleet import device, devices, instance, instances, model, models, node, nodes, weights
+from web.rest.fleet import device, devices, instance, instances, model, models, node, nodes, past, weights
 from web.rest.history import event, events, follow_events
 from web.rest.images import (
     collect_images,
@@ -22,7 +22,7 @@ router = Router(
     path="/api",
     tags=["Plane"],
     route_handlers=[
-        nodes, node, devices, device, models, model, instances, instance, weights,
+        nodes, node, devices, device, models, model, instances, instance, weights, past,
         register, revise, retire, load, sleep, checkpoint, save, move, move_instance, stop, retry,
         images, image, verify_image, rebuild_image, pin_image, unpin_image, remove_image, collect_images,
         request_log, single_request, cancel_request,

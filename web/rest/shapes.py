@@ -15,7 +15,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     pool_budget_bytes: int
     pool_used_bytes: int | None
-    """None: no beat yet."""
+    """None: no beat yet, or none left."""
     host: HostView
     devices: list[str]
     instances: list[str]
@@ -52,7 +52,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     size_bytes: int
     used_bytes: int | None
-    """Measured; None: no beat yet."""
+    """Measured; None: no beat yet, or none left."""
     owners: DeviceBytes | None
     """Of a GPU: whose these are, as its driver tells processes apart."""
     foreign: list[OutsiderView]
