@@ -7,35 +7,42 @@ from typing import Any
 import click
 
 from compose.cli.options import api, as_json, echo_json, table
-from compose.cli.show import living, model_row, with_retired
+from compose.cli.show import echo_past, living, model_row, moment, with_past, with_retired
 from controlplane.quantities import human_bytes
 
 
 @click.group(invoke_without_command=True)
 @with_retired
+@with_past
 @as_json
 @click.pass_context
-def models(context: click.Context, every: bool, json: bool) -> None:
+def models(context: click.Context, every: bool, at: str | None, json: bool) -> None:
     """List, add and remove models."""
     if context.invoked_subcommand is None:
-        _list(context.obj, every, json)
+        _list(context.obj, every, at, json)
+    elif at is not None:
+        raise click.UsageError("--at is for lists: write `models --at WHEN` or `models list --at WHEN`")
 
 
 @models.command("list")
 @with_retired
+@with_past
 @as_json
 @click.pass_obj
-def list_(data: Path, every: bool, json: bool) -> None:
+def list_(data: Path, every: bool, at: str | None, json: bool) -> None:
     """List models with their state."""
-    _list(data, every, json)
+    _list(data, every, at, json)
 
 
-def _list(data: Path, every: bool, json: bool) -> None:
+def _list(data: Path, every: bool, at: str | None, json: bool) -> None:
     with api(data) as client:
-        found = living(client.get("api", "models"), every)
+        past = moment(client, at) if at is not None else None
+        found = living(client.get("api", "models", at=past["position"] if past else None), every)
     if json:
-        echo_json(found)
+        echo_json({"past": past, "models": found} if past else found)
         return
+    if past:
+        echo_past(past)
     rows = []
     for one in found:
         facts = one["facts"] or {}

@@ -1,9 +1,9 @@
-"""`status`: processes of the plane, its devices, its models."""
+"""`status`: processes of the plane, its devices, its models; or devices and models as they were."""
 
 import contextlib
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,8 +15,12 @@ from compose.process import Identity
 from compose.refusal import ApiRefused, EnvironmentRefusal
 from compose.settingschecks import unapplied
 from compose.supervisor import read_states
+from controlplane.moments import EXAMPLES, as_it_was
 from controlplane.plane import Plane
 from controlplane.quantities import human_bytes
+
+if TYPE_CHECKING:
+    from compose.client import Client
 
 LOOK_S: Final = 6.0
 """For each answer: who asks what is wrong is not kept waiting by a web process that hangs. `/readyz` itself takes up to 2 s."""
@@ -32,13 +36,32 @@ def living(models: list[dict[str, Any]], every: bool) -> list[dict[str, Any]]:
     return [one for one in models if every or not one["retired"]]
 
 
+def with_past(command: F) -> F:
+    """Option `--at`."""
+    return click.option("--at", metavar="WHEN", help=f"As it was then: {EXAMPLES}.")(command)
+
+
+def moment(client: "Client", at: str) -> dict[str, Any]:
+    """Which past is meant: `position` and `at_ms` of the event that it comes after. Raises ApiRefused."""
+    found: dict[str, Any] = client.get("api", "past", at=at)
+    return found
+
+
+def echo_past(past: dict[str, Any]) -> None:
+    click.echo(f"the past, {as_it_was(past['position'], past['at_ms'])}\n")
+
+
 @click.command()
 @with_retired
+@with_past
 @as_json
 @click.pass_context
-def status(context: click.Context, every: bool, json: bool) -> None:
+def status(context: click.Context, every: bool, at: str | None, json: bool) -> None:
     """Show what runs, where, and how much room is left; exit code 1 when something is not well."""
     data: Path = context.obj
+    if at is not None:
+        _past(data, at, every, json)
+        return
     away = elsewhere() is not None  # then what runs here is not what was asked about
     held = None if away else holder(data)
     processes = read_states(data) if held is not None else []
@@ -65,12 +88,31 @@ def status(context: click.Context, every: bool, json: bool) -> None:
         if found:
             _devices(found["devices"], found["nodes"])
             click.echo(f"pool: {pool_words(Plane.read(data))}\n" if held is not None else "")
-            rows = [model_row(one) for one in found["models"]]
-            table("model", "state", "waiting", "running", "note", rows=rows, empty="no models")
+            _models(found["models"])
         if trouble:
             click.echo(trouble, err=True)
     if trouble or ill:
         context.exit(1)
+
+
+def _past(data: Path, at: str, every: bool, json: bool) -> None:
+    """What the log knows of it: neither processes nor what was measured."""
+    with api(data) as client:
+        past = moment(client, at)
+        found = {name: client.get("api", name, at=past["position"]) for name in ("devices", "models", "nodes")}
+    found["models"] = living(found["models"], every)
+    if json:
+        echo_json({"past": past, **found})
+        return
+    echo_past(past)
+    _devices(found["devices"], found["nodes"])
+    click.echo()
+    _models(found["models"])
+
+
+def _models(models: list[dict[str, Any]]) -> None:
+    rows = [model_row(one) for one in models]
+    table("model", "state", "waiting", "running", "note", rows=rows, empty="no models")
 
 
 def _processes(processes: list[Any]) -> None:
