@@ -6,6 +6,7 @@ are several GPUs, over those of idle and of decoding neighbours. Rates beside th
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -27,6 +28,14 @@ from tests.bench.copyhosts import sizes
 from tests.bench.wakeloads import beside, bring, decode_for_ever, rate_between, request, stage_for_ever
 from tests.poolroom import Daemon, wait_for
 from worker import gpus
+
+STAGED = 120
+"""Wakes beside staging: a 99th percentile of fewer than a hundred is the slowest."""
+
+
+def _p99(ascending: list[float]) -> float:
+    """The nearest rank."""
+    return ascending[math.ceil(0.99 * len(ascending)) - 1]
 
 
 class Bench:
@@ -116,8 +125,9 @@ class Bench:
         rate = self.total / copy * 1000
         assert self.daemon is not None
         row = {
-            "wake_p50_ms": statistics.median(took), "wake_p99_ms": took[-1], "copy_ms": copy, "gb_per_s": rate / 1e9,
-            "of_bus": rate / self.bus if self.bus else None, "release_ms": statistics.median(one[2] for one in found),
+            "wake_p50_ms": statistics.median(took), "wake_p99_ms": _p99(took), "worst_ms": took[-1], "copy_ms": copy,
+            "gb_per_s": rate / 1e9, "of_bus": rate / self.bus if self.bus else None,
+            "release_ms": statistics.median(one[2] for one in found),
             "links": {shard.via: shard.copied_bytes for shard in found[-1][1].shards}, "path": found[-1][1].path,
             "shard_ms": {shard.via: shard.took_ms for shard in found[-1][1].shards}, "n": count,
             "made_ms": statistics.median(one[1].made_ms for one in found),
@@ -152,8 +162,8 @@ class Bench:
         copy = statistics.median(one.took_ms for one in copies)
         rate = self.total / copy * 1000
         return {
-            "switch_p50_ms": statistics.median(took), "switch_p99_ms": max(took), "copy_ms": copy, "gb_per_s": rate / 1e9,
-            "of_bus": rate / self.bus if self.bus else None, "n": len(took), "path": copies[-1].path,
+            "switch_p50_ms": statistics.median(took), "switch_p99_ms": _p99(sorted(took)), "copy_ms": copy,
+            "gb_per_s": rate / 1e9, "of_bus": rate / self.bus if self.bus else None, "n": len(took), "path": copies[-1].path,
             "links": {shard.via: shard.copied_bytes for shard in copies[-1].shards},
             "shard_ms": {shard.via: shard.took_ms for shard in copies[-1].shards},
         }  # fmt: skip
@@ -164,7 +174,7 @@ class Bench:
         arguments = (str(self.daemon.socket), str(self.path), self.wanted, str(told))
         with beside(stage_for_ever, *arguments):
             wait_for((self.path / "other").exists, 60)
-            found = self.wakes(self.options.wakes * 2)
+            found = self.wakes(max(self.options.wakes * 2, STAGED))
             wait_for(told.exists, 60)
         return {**found, "stagings": [json.loads(line) for line in told.read_text().splitlines()][:3]}
 
