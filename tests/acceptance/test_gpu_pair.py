@@ -4,6 +4,8 @@ As in `test_gpu_plane`, only the driver and vLLM's inside are stand-ins: ranks a
 """
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +13,14 @@ import pytest
 
 from compose.process import Identity
 from controlplane.events import InstanceFailed, InstanceUp
+from controlplane.rungs import Activity
 from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import GRAPHS
 from tests.standin.install import forget, install, uuid
 from tests.standin.room import Room
 from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
+from worker.agent import DEADLINES
 from worker.processes import in_session
 
 MIB = 1 << 20
@@ -35,7 +39,7 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     pair, solo = tiny(sources / "pair", "llama", seed=1), tiny(sources / "solo", "qwen3", seed=2)
     settings = POOL + vllm("pair", pair, "{ gpus = 2 }") + vllm("solo", solo)
     environment = install(machine, dict.fromkeys(GPUS, 128 * MIB))
-    with running(settings, environment=environment) as started:
+    with running(settings, environment={**environment, DEADLINES: '{"attach": 8}'}) as started:
         yield started
     forget(GPUS)
 
@@ -89,6 +93,27 @@ async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were
     assert await say(plane, "pair") == first
     steps = [step.name for step in (await plane.events("InstanceUp"))[-1].event.steps]  # type: ignore[union-attr]
     assert "start_engine" in steps and "deposit" not in steps, "what the pool has of both is not read again"
+
+
+async def test_a_rank_that_never_answers_ends_the_gang_at_its_deadline_and_who_waits_behind_it_is_served(  # C26
+    plane: PlaneUnderTest,
+) -> None:
+    first, before = await say(plane, "pair"), await plane.head()
+    instance = await plane.serving("pair")
+    engine = plane.part(instance.instance, "engine")
+    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    assert plane.cli("sleep", "pair").returncode == 0
+    os.kill(ranks[-1].pid, signal.SIGSTOP)
+    asked = asyncio.create_task(say(plane, "pair"))
+    await plane.until_fleet(lambda fleet: fleet.instances[instance.instance].activity is Activity.CLIMBING, "it is woken")
+    assert await say(plane, "solo"), "it has waited for the GPUs that the gang held"
+    for one in (engine, *ranks):
+        assert await one.ended(30)
+    assert await asked == first, "by another gang"
+    (failed,) = [one.event for one in await plane.events("InstanceFailed", after=before)]
+    assert isinstance(failed, InstanceFailed)
+    assert (failed.instance, failed.step, failed.code) == (instance.instance, "attach", "step_deadline")
+    assert not grants_overlap(await plane.events())
 
 
 async def _left(room: Room) -> bool:

@@ -1,5 +1,5 @@
-"""A whole plane on two GPUs: a gang over both, one of its ranks killed, a live model that goes from one to the other and back,
-a sleeper that comes to the one that is free.
+"""A whole plane on two GPUs: a gang over both, of which one rank never answers and one is killed, a live model that goes from
+one to the other and back, a sleeper that comes to the one that is free.
 
 `python -m tests.bench.bench_gpu_pair --shape 1.5b --work DIR --json FILE [--seconds 180] [--logs FILE]`
 
@@ -20,8 +20,10 @@ from typing import Any
 
 import structlog
 
-from tests.bench import pairparts
+from tests.bench.gangparts import GangParts
 from tests.bench.pairmodels import MODELS, settings
+from tests.bench.pairparts import MoveParts
+from tests.bench.pairroom import PairRoom
 from tests.bench.planefigures import words
 from tests.planeprocesses import PlaneProcesses
 
@@ -66,18 +68,21 @@ class Notes:
 
 
 async def measured(plane: PlaneProcesses, notes: Notes, machine: Path | None, moves: int) -> None:
-    pair = pairparts.Pair(plane, machine)
-    await notes.part("gang up", pair.gang_up, needs_s=20, limit_s=120)
+    room = PairRoom(plane, machine)
+    gang, solo = GangParts(room), MoveParts(room)
+    cold_s = 45 if machine is None else 5
+    await notes.part("gang up", gang.gang_up, needs_s=20, limit_s=120)
     for number in range(3):
-        await notes.part(f"gang cycle {number}", pair.gang_cycle, needs_s=8, after="gang up")
-    await notes.part("owners", pair.owners, needs_s=4)
-    await notes.part("rank killed", pair.rank_killed, needs_s=10, after="gang up")
-    await notes.part("solo up", pair.solo_up, needs_s=20, limit_s=100)
+        await notes.part(f"gang cycle {number}", gang.gang_cycle, needs_s=8, after="gang up")
+    await notes.part("owners", gang.owners, needs_s=4)
+    await notes.part("rank stopped", gang.rank_stopped, needs_s=40, limit_s=150, after="gang up")
+    await notes.part("solo up", solo.solo_up, needs_s=20, limit_s=100)
     for number in range(moves):
-        await notes.part(f"move {number}", pair.move, needs_s=10, after="solo up")
-    await notes.part("fetched", pair.fetched, needs_s=30 if machine is None else 5, limit_s=80, after="solo up")
-    await notes.part("gang after all", pair.gang_again, needs_s=45 if machine is None else 5, limit_s=120, after="gang up")
-    await notes.part("audit", pair.audit, needs_s=0)
+        await notes.part(f"move {number}", solo.move, needs_s=10, after="solo up")
+    await notes.part("fetched", solo.fetched, needs_s=cold_s, limit_s=80, after="solo up")
+    await notes.part("gang after all", gang.gang_again, needs_s=cold_s, limit_s=120, after="gang up")
+    await notes.part("rank killed", gang.rank_killed, needs_s=10, after="gang after all")
+    await notes.part("audit", solo.audit, needs_s=0)
 
 
 def succeeded(row: dict[str, Any]) -> bool:
