@@ -8,12 +8,10 @@ import asyncio
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 
 from controlplane.envelope import Recorded
-from controlplane.fleet import EVOLVE_VERSION, Fleet, fold
-from controlplane.log.contract import Snapshot
-from controlplane.log.snapshots import usable
+from controlplane.fleet import Fleet, fold
+from controlplane.log.snapshots import Kept, nearest
 from controlplane.moments import Position, Time, When, utc
 from controlplane.refusal import Code, Refused
 
@@ -30,10 +28,8 @@ LOOKS: Final = 2
 """At once. Others wait: together they would only take the longer, and more of this process."""
 DEADLINE_S: Final = 10.0
 
-log = structlog.get_logger("past")
 
-
-class Readable(Protocol):
+class Readable(Kept, Protocol):
     """What looking back needs of a log: see `contract.Log`."""
 
     async def head(self) -> int: ...
@@ -41,8 +37,6 @@ class Readable(Protocol):
     async def read(self, after: int, limit: int = 5000) -> list[Recorded]: ...
 
     async def first_since(self, at_ms: int) -> int: ...
-
-    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]: ...
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,16 +134,12 @@ class Past:
 
     async def _below(self, moment: Moment) -> Fleet:
         """The nearest state to fold from."""
-        found = self._states.below(moment.position)
+        found, stored = self._states.below(moment.position), None
         if moment.position - found.position > NEAR:
-            for snapshot in await self._log.snapshots(EVOLVE_VERSION, moment.position):
-                if snapshot.position <= found.position:
-                    break
-                if (kept := await asyncio.to_thread(usable, snapshot)) is not None:
-                    self._states.keep(kept)
-                    found = kept
-                    break
-                log.warning("snapshot_unusable", position=snapshot.position)
+            stored = await nearest(self._log, after=found.position, up_to=moment.position)
+        if stored is not None:
+            self._states.keep(stored)
+            found = stored
         if found.position + 1 < moment.first:
             message = (
                 f"the state after event {moment.position} can't be had any more: the log begins with event {moment.first}, "

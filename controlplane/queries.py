@@ -10,7 +10,7 @@ import asyncpg
 
 from controlplane.envelope import Recorded
 from controlplane.log.contract import Snapshot
-from controlplane.log.postgres import AWAY, COLUMNS, SNAPSHOTS, readers, recorded
+from controlplane.log.postgres import AWAY, COLUMNS, SNAPSHOT, readers, recorded
 from controlplane.refusal import Code, Refused
 
 READERS: Final = 4
@@ -86,9 +86,9 @@ class History:
         (row,) = await self._rows("select first_since($1)", at_ms)
         return int(row[0])
 
-    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
-        rows = await self._rows(SNAPSHOTS, evolve_version, up_to)
-        return [Snapshot(*row) for row in rows]
+    async def snapshot(self, evolve_version: int, *, after: int = 0, up_to: int | None = None) -> Snapshot | None:
+        rows = await self._rows(SNAPSHOT, evolve_version, after, up_to)
+        return Snapshot(*rows[0]) if rows else None
 
     async def _select(self, parts: list[tuple[str, object]], order: str, limit: int) -> list[Recorded]:
         """Conditions are ours, values are bound. A text with a NUL is in no row: Postgres holds none."""

@@ -111,8 +111,8 @@ class StagedPlane:
     async def first_since(self, at_ms: int) -> int:
         return bisect.bisect_left(self.events, at_ms, key=lambda event: event.at_ms) + 1
 
-    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
-        return []
+    async def snapshot(self, evolve_version: int, *, after: int = 0, up_to: int | None = None) -> Snapshot | None:
+        return None
 
     async def page_of_events(
         self, *, before: int | None, limit: int, stream: str | None = None, type: str | None = None,

@@ -112,9 +112,9 @@ class Log(Protocol):
         ...
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep it and the two before it; drop the older ones."""
+        """Keep it, and drop those that have become superfluous (`thinning`)."""
         ...
 
-    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
-        """Snapshots of that version at or before position `up_to`, newest first."""
+    async def snapshot(self, evolve_version: int, *, after: int = 0, up_to: int | None = None) -> Snapshot | None:
+        """The newest of that version above position `after`, and at or before `up_to` unless that is None."""
         ...

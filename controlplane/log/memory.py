@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from controlplane.envelope import Recorded, encode_event, without_nul
 from controlplane.log.contract import CellHeld, Conflict, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable, weigh
 from controlplane.log.holding import Change, change
-
-SNAPSHOTS_KEPT = 3
+from controlplane.log.thinning import Place, leaving
 
 
 class MemoryLog:
@@ -20,7 +19,7 @@ class MemoryLog:
         self._streams: dict[str, list[Recorded]] = defaultdict(list)
         self._versions: set[tuple[str, int]] = set()
         self._holding: dict[tuple[str, int], int] = {}
-        self._snapshots: list[Snapshot] = []
+        self._snapshots: dict[Place, Snapshot] = {}
         self._epoch = 0
 
     async def append(self, epoch: int, events: Sequence[Recorded]) -> None:
@@ -95,13 +94,14 @@ class MemoryLog:
         return len(self._events), dict(self._holding)
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
-        others = [one for one in self._snapshots if (one.position, one.evolve_version) != _key(snapshot)]
-        self._snapshots = sorted([*others, snapshot], key=lambda one: one.position, reverse=True)[:SNAPSHOTS_KEPT]
+        self._snapshots.setdefault(Place(snapshot.position, snapshot.evolve_version), snapshot)
+        for place in leaving(self._snapshots, snapshot.evolve_version):
+            del self._snapshots[place]
 
-    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
-        return [
-            one for one in self._snapshots if one.evolve_version == evolve_version and (up_to is None or one.position <= up_to)
-        ]
+    async def snapshot(self, evolve_version: int, *, after: int = 0, up_to: int | None = None) -> Snapshot | None:
+        ours = [place for place in self._snapshots if place.evolve_version == evolve_version and place.position > after]
+        newest = max((place for place in ours if up_to is None or place.position <= up_to), default=None)
+        return None if newest is None else self._snapshots[newest]
 
 
 def _keepable(event: Recorded) -> None:
@@ -112,7 +112,3 @@ def _keepable(event: Recorded) -> None:
     weigh(event, encoded)
     if without_nul(encoded) != encoded:
         raise Unstorable(f"{event.type} holds a NUL")
-
-
-def _key(snapshot: Snapshot) -> tuple[int, int]:
-    return snapshot.position, snapshot.evolve_version

@@ -9,6 +9,7 @@ import asyncpg
 from controlplane.envelope import Recorded, decode_event, encode_event
 from controlplane.log.contract import CellHeld, Conflict, Full, HeadMoved, Repeated, Snapshot, StaleEpoch, Unstorable, weigh
 from controlplane.log.holding import change
+from controlplane.log.thinning import Place, leaving
 
 APPEND_S: Final = 20.0
 """A commit that takes longer is given up, and the writer with it: a disk that hangs must not look like a busy one."""
@@ -16,11 +17,10 @@ CONNECT_S: Final = 10.0
 READERS: Final = 4
 AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a read raises while the server is away. The last: a pool whose connection breaks just as it is given back."""
-SNAPSHOTS_KEPT: Final = 3
 COLUMNS: Final = "position, stream, version, type, v, at, command, ordinal, operation, because, actor, trace, data::text"
-SNAPSHOTS: Final = (
-    "select position, evolve_version, state, digest from snapshot "
-    "where evolve_version = $1 and position <= coalesce($2, position) order by position desc"
+SNAPSHOT: Final = (
+    "select position, evolve_version, state, digest from snapshot where evolve_version = $1 and position > $2 "
+    "and position <= coalesce($3, 9223372036854775807) order by position desc limit 1"
 )
 _APPEND: Final = f"select append({', '.join(f'${n}' for n in range(1, 20))})"
 _TRY_ROOM: Final = (
@@ -132,16 +132,15 @@ class PostgresLog:
                 "insert into snapshot (position, evolve_version, state, digest) values ($1, $2, $3, $4) on conflict do nothing",
                 snapshot.position, snapshot.evolve_version, snapshot.state, snapshot.digest,
             )  # fmt: skip
-            await connection.execute(
-                "delete from snapshot where (position, evolve_version) not in "
-                "(select position, evolve_version from snapshot order by position desc, evolve_version desc limit $1)",
-                SNAPSHOTS_KEPT,
+            stored = [Place(*row) for row in await connection.fetch("select position, evolve_version from snapshot")]
+            await connection.executemany(
+                "delete from snapshot where position = $1 and evolve_version = $2", leaving(stored, snapshot.evolve_version)
             )
 
-    async def snapshots(self, evolve_version: int, up_to: int | None = None) -> list[Snapshot]:
+    async def snapshot(self, evolve_version: int, *, after: int = 0, up_to: int | None = None) -> Snapshot | None:
         async with self._reading() as connection:
-            rows = await connection.fetch(SNAPSHOTS, evolve_version, up_to)
-            return [Snapshot(*row) for row in rows]
+            row = await connection.fetchrow(SNAPSHOT, evolve_version, after, up_to)
+            return None if row is None else Snapshot(*row)
 
     async def _rows(self, condition: str, *arguments: object) -> list[Recorded]:
         async with self._reading() as connection:

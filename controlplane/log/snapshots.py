@@ -6,7 +6,7 @@ import gc
 import hashlib
 import time
 import zlib
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -19,6 +19,12 @@ EVERY_EVENTS: Final = 20_000
 EVERY_S: Final = 300.0
 PAGE: Final = 5_000
 log = structlog.get_logger("snapshots")
+
+
+class Kept(Protocol):
+    """What finding a snapshot needs of a log: see `contract.Log`."""
+
+    async def snapshot(self, evolve_version: int, *, after: int = 0, up_to: int | None = None) -> Snapshot | None: ...
 
 
 def take(fleet: Fleet) -> Snapshot:
@@ -38,17 +44,36 @@ def usable(snapshot: Snapshot) -> Fleet | None:
     return fleet if fleet.position == snapshot.position else None
 
 
+async def nearest(log_: Kept, *, after: int = 0, up_to: int) -> Fleet | None:
+    """The newest state that is stored above position `after`, and at or before `up_to`. Damaged ones are passed over."""
+    while (snapshot := await log_.snapshot(EVOLVE_VERSION, after=after, up_to=up_to)) is not None:
+        if (fleet := await asyncio.to_thread(usable, snapshot)) is not None:
+            return fleet
+        log.warning("snapshot_unusable", position=snapshot.position)
+        up_to = snapshot.position - 1
+    return None
+
+
 async def restore(log_: Log, *, up_to: int | None = None) -> Fleet:
     """The state at position `up_to` (default: the head): the newest usable snapshot, and a fold of the rest."""
     head = await log_.head()
     target = head if up_to is None else min(up_to, head)
-    fleet = Fleet()
-    for snapshot in await log_.snapshots(EVOLVE_VERSION, target):
-        if (found := usable(snapshot)) is not None:
-            fleet = found
-            break
-        log.warning("snapshot_unusable", position=snapshot.position)
+    found = await nearest(log_, up_to=target)
+    fleet = Fleet() if found is None else found
     return await fold_from(log_, fleet, target)
+
+
+async def store(log_: Log, fleet: Fleet) -> None:
+    """Take a snapshot and save it. One that can't be stored is reported, and no more: it is only a short cut."""
+    started = time.monotonic()
+    try:
+        snapshot = await asyncio.to_thread(take, fleet)
+        await log_.save_snapshot(snapshot)
+    except Exception as error:
+        log.warning("snapshot_failed", position=fleet.position, error=repr(error))
+        return
+    took_ms = round((time.monotonic() - started) * 1000)
+    log.info("snapshot_taken", position=fleet.position, state_bytes=len(snapshot.state), took_ms=took_ms)
 
 
 async def fold_from(log_: Log, fleet: Fleet, target: int) -> Fleet:
@@ -91,9 +116,9 @@ class Snapshotter:
             self._due.set()
 
     async def run(self) -> None:
-        """For ever. A snapshot that can't be stored is reported and tried again later: it is only a short cut."""
-        stored = await self._log.snapshots(EVOLVE_VERSION)
-        self._taken = stored[0].position if stored else 0
+        """For ever. Where one can't be stored, the next one is tried when it is due."""
+        stored = await self._log.snapshot(EVOLVE_VERSION)
+        self._taken = 0 if stored is None else stored.position
         self.note(self._latest)  # a start that had to fold far is the last one that does
         while True:
             with contextlib.suppress(TimeoutError):
@@ -104,19 +129,11 @@ class Snapshotter:
 
     async def take(self) -> None:
         """Take one now, unless nothing has happened since the last."""
-        fleet, started = self._latest, time.monotonic()
-        self._taken_at = started
+        fleet, self._taken_at = self._latest, time.monotonic()
         if fleet.position == self._taken:
             return
         self._taken = fleet.position
-        try:
-            snapshot = await asyncio.to_thread(take, fleet)
-            await self._log.save_snapshot(snapshot)
-        except Exception as error:
-            log.warning("snapshot_failed", position=fleet.position, error=repr(error))
-            return
-        took_ms = round((time.monotonic() - started) * 1000)
-        log.info("snapshot_taken", position=fleet.position, state_bytes=len(snapshot.state), took_ms=took_ms)
+        await store(self._log, fleet)
 
 
 def _digest(state: bytes) -> bytes:

@@ -59,7 +59,7 @@ async def test_what_was_appended_is_read_as_it_was(twin: Log, epoch: int) -> Non
 async def test_an_empty_log_answers(twin: Log) -> None:
     assert (await twin.head(), await twin.read(0), await twin.of_command("cmd_x"), (await twin.holding())[1]) == (0, [], [], {})
     assert await twin.first_since(NOW_MS) == 1
-    assert await twin.snapshots(1) == []
+    assert await twin.snapshot(1) is None
 
 
 @pytest.mark.parametrize("host", ["a\0b", "half a character: \udc80"])
@@ -179,13 +179,45 @@ async def test_time_finds_the_first_event_of_a_span(twin: Log, epoch: int) -> No
     assert [await twin.first_since(NOW_MS + at) for at in (0, 1, 2, 3, 4)] == [1, 1, 2, 3, 4]
 
 
-async def test_snapshots_are_found_by_version_and_place_and_the_oldest_leave(twin: Log) -> None:
-    for position, version in ((10, 1), (20, 1), (30, 2), (40, 1)):
-        await twin.save_snapshot(Snapshot(position, version, b"\x00state", b"digest"))
-    assert [one.position for one in await twin.snapshots(1)] == [40, 20]
-    assert [one.position for one in await twin.snapshots(1, up_to=25)] == [20]
-    assert await twin.snapshots(2) == [Snapshot(30, 2, b"\x00state", b"digest")]
-    await twin.save_snapshot(Snapshot(40, 1, b"\x00state", b"digest"))
+async def stored(twin: Log, evolve_version: int) -> list[int]:
+    """Positions of the snapshots of a version, newest first."""
+    found, up_to = list[int](), 10**9
+    while (snapshot := await twin.snapshot(evolve_version, up_to=up_to)) is not None:
+        found.append(snapshot.position)
+        up_to = snapshot.position - 1
+    return found
+
+
+async def save(twin: Log, evolve_version: int, *positions: int) -> None:
+    for position in positions:
+        await twin.save_snapshot(Snapshot(position, evolve_version, b"\x00state", b"digest"))
+
+
+async def test_a_snapshot_is_found_by_its_version_between_two_places(twin: Log) -> None:
+    await save(twin, 1, 10, 20)
+    await save(twin, 2, 30)
+    await save(twin, 1, 40, 40)
+    assert await twin.snapshot(2) == Snapshot(30, 2, b"\x00state", b"digest")
+    assert await stored(twin, 1) == [40, 20, 10]
+    for after, up_to, found in ((0, 25, 20), (0, 20, 20), (0, 19, 10), (10, 19, None), (20, None, 40), (40, None, None)):
+        snapshot = await twin.snapshot(1, after=after, up_to=up_to)
+        assert (snapshot and snapshot.position) == found, (after, up_to)
+
+
+async def test_of_the_oldest_snapshots_a_thin_row_stays(twin: Log) -> None:
+    await save(twin, 1, *range(20_000, 500_001, 20_000))
+    assert await stored(twin, 1) == [500_000, 480_000, 460_000, 400_000, 300_000, 200_000, 100_000]
+
+
+async def test_an_upgrade_leaves_no_snapshot_behind_and_lays_a_row_of_its_own(twin: Log) -> None:
+    await save(twin, 1, *range(20_000, 500_001, 20_000))
+    await save(twin, 2, 100_000)
+    assert (await stored(twin, 1), await stored(twin, 2)) == ([500_000, 480_000, 460_000], [100_000])
+    await save(twin, 2, *range(200_000, 500_001, 100_000), 520_000)
+    assert await stored(twin, 1) == [500_000], "whoever goes back to the release before starts from there"
+    await save(twin, 2, 540_000)
+    assert await stored(twin, 1) == []
+    assert await stored(twin, 2) == [540_000, 520_000, 500_000, 400_000, 300_000, 200_000, 100_000]
 
 
 async def test_writers_that_race_leave_no_gap_and_no_double(twin: Log, epoch: int) -> None:

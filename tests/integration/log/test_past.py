@@ -9,6 +9,7 @@ import pytest
 from controlplane import past as looking
 from controlplane.envelope import Recorded
 from controlplane.fleet import Fleet, evolve
+from controlplane.log import thinning
 from controlplane.log.postgres import PostgresLog
 from controlplane.log.snapshots import take
 from controlplane.moments import Position, Time
@@ -37,6 +38,7 @@ async def test_the_past_is_what_the_fold_was_with_snapshots_on_the_way(
     history: History, log: PostgresLog, day: list[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looking, "NEAR", 500)
+    monkeypatch.setattr(thinning, "APART", 2_000)
     past, fleet, states = Past(history), Fleet(), dict[int, Fleet]()
     for recorded in day:
         fleet = evolve(fleet, recorded)

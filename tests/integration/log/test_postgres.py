@@ -95,6 +95,7 @@ HOT_READS = {
     "event_ended": f"select * from event where {ENDED} order by position desc limit 50",
     "event_ended_of_model": f"select * from event where {ENDED} and data->>'model' = 'm' order by position desc limit 50",
     "event_of_operation": "select * from event where operation = 'op_1' order by position",
+    "snapshot_pkey": "select * from snapshot where evolve_version = 3 and position < 9 order by position desc limit 1",
     "event_of_type": "select * from event where type = 'InstanceUp' order by position desc limit 50",
 }
 
