@@ -68,7 +68,7 @@ async def reign(plane: Plane, stop: asyncio.Event, begun: asyncio.Event) -> None
         stack.push_async_callback(_end, leadership.resign)
         log_ = await PostgresLog.open(plane.postgres_url)
         stack.push_async_callback(_end, log_.close)
-        fleet = await restore(log_)
+        fleet = await restore(log_, storing=True)
         bus = await Bus.connect(plane, "decider", parties.DECIDER)
         stack.push_async_callback(_end, bus.close)
         relay, snapshotter = Relay(bus, log_), Snapshotter(log_, fleet)

@@ -13,6 +13,7 @@ import structlog
 
 from controlplane.fleet import EVOLVE_VERSION, Fleet, dump, evolve, load
 from controlplane.log.contract import Log, Snapshot
+from controlplane.log.thinning import APART
 
 EVERY_EVENTS: Final = 20_000
 """Folded in a fraction of a second."""
@@ -54,12 +55,19 @@ async def nearest(log_: Kept, *, after: int = 0, up_to: int) -> Fleet | None:
     return None
 
 
-async def restore(log_: Log, *, up_to: int | None = None) -> Fleet:
-    """The state at position `up_to` (default: the head): the newest usable snapshot, and a fold of the rest."""
+async def restore(log_: Log, *, up_to: int | None = None, storing: bool = False) -> Fleet:
+    """The state at position `up_to` (default: the head): the newest usable snapshot, and a fold of the rest.
+
+    `storing` is for the decider, the one who writes: a snapshot stays at each APART events that are folded. So the first start
+    after an upgrade that knows none of the old ones lays the whole row anew, and one that is broken off goes on from there.
+    """
     head = await log_.head()
     target = head if up_to is None else min(up_to, head)
     found = await nearest(log_, up_to=target)
     fleet = Fleet() if found is None else found
+    while storing and target - fleet.position > APART:
+        fleet = await fold_from(log_, fleet, fleet.position + APART)
+        await store(log_, fleet)
     return await fold_from(log_, fleet, target)
 
 

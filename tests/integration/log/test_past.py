@@ -4,14 +4,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from controlplane import past as looking
 from controlplane.envelope import Recorded
-from controlplane.fleet import Fleet, evolve
-from controlplane.log import thinning
+from controlplane.fleet import EVOLVE_VERSION, Fleet, evolve, fold
+from controlplane.log import snapshots, thinning
 from controlplane.log.postgres import PostgresLog
-from controlplane.log.snapshots import take
+from controlplane.log.snapshots import restore, take
 from controlplane.moments import Position, Time
 from controlplane.past import PAGE, Past
 from controlplane.queries import History
@@ -50,6 +51,37 @@ async def test_the_past_is_what_the_fold_was_with_snapshots_on_the_way(
         moment = await past.moment(Position(position))
         assert (moment.at_ms, moment.first, moment.newest) == (day[position - 1].at_ms, 1, len(day))
         assert await past.fleet(moment) == states[position], position
+
+
+class Watched(History):
+    """Counts the events read to be folded."""
+
+    folded = 0
+
+    async def read(self, after: int, limit: int = 5000) -> list[Recorded]:
+        events = await super().read(after, limit)
+        self.folded += len(events) if limit > 1 else 0
+        return events
+
+
+async def test_after_an_upgrade_a_look_far_back_folds_no_more_than_lies_between_two_snapshots(
+    history: History, log: PostgresLog, database: str, day: list[Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is as a release that kept three left it, and `evolve` is another."""
+    for module in (snapshots, thinning):
+        monkeypatch.setattr(module, "APART", 1_000)
+    monkeypatch.setattr(looking, "NEAR", 500)
+    for back in (600, 300, 0):
+        was = msgspec.structs.replace(take(fold(day[: len(day) - back])), evolve_version=EVOLVE_VERSION - 1)
+        await log.save_snapshot(was)
+    assert await restore(log, storing=True) == fold(day)
+    watched = Watched(database)
+    for position in (999, 2_999, 3_101):
+        watched.folded = 0
+        looked = Past(watched)
+        assert await looked.fleet(await looked.moment(Position(position))) == fold(day[:position])
+        assert watched.folded == position % 1_000
+    await watched.close()
 
 
 async def test_a_time_is_found_by_halves(history: History, day: list[Recorded]) -> None:

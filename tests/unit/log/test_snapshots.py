@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.events import GatewayOpened
 from controlplane.fleet import EVOLVE_VERSION, Fleet, fold
-from controlplane.log import Full, MemoryLog, Snapshot, snapshots
+from controlplane.log import Full, MemoryLog, Snapshot, snapshots, thinning
 from controlplane.log.snapshots import Snapshotter, restore, take, usable
 from tests.chronicle import Chronicle
 
@@ -84,6 +84,43 @@ async def test_a_snapshot_that_is_damaged_or_of_another_meaning_is_passed_over(l
     await log.save_snapshot(take(await at(log, 10)))
     await log.save_snapshot(bad)
     assert await restore(log) == await at(log, 30)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> int:
+    for module in (snapshots, thinning):
+        monkeypatch.setattr(module, "APART", 8)
+    return 8
+
+
+async def stored(log: MemoryLog) -> list[int]:
+    """Positions of the snapshots that are what the fold was there."""
+    found = [await log.snapshot(EVOLVE_VERSION, after=position - 1, up_to=position) for position in range(1, 31)]
+    return [one.position for one in found if one is not None and usable(one) == await at(log, one.position)]
+
+
+async def test_a_start_after_an_upgrade_lays_the_row_anew_as_it_folds(log: Counting, apart: int) -> None:
+    await log.save_snapshot(msgspec.structs.replace(take(await at(log, 28)), evolve_version=EVOLVE_VERSION - 1))
+    assert await restore(log) == await at(log, 30)
+    assert await stored(log) == [], "who only reads leaves nothing"
+    assert await restore(log, storing=True) == await at(log, 30)
+    assert await stored(log) == [8, 16, 24]
+
+
+async def test_a_start_that_is_broken_off_goes_on_from_where_it_was(log: Counting, apart: int) -> None:
+    log.fails_after = 20
+    with pytest.raises(OSError, match="away"):
+        await restore(log, storing=True)
+    log.fails_after, whole = 10**9, await at(log, 30)
+    log.events_read = 0
+    assert await restore(log, storing=True) == whole
+    assert log.events_read == 30 - 16
+
+
+async def test_a_start_that_can_store_nothing_folds_all_the_same(log: Counting, apart: int) -> None:
+    log.full = True
+    assert await restore(log, storing=True) == await at(log, 30)
+    assert await stored(log) == []
 
 
 async def test_one_is_taken_only_when_something_happened(log: Counting) -> None:
