@@ -1,7 +1,7 @@
 """Every figure of the plane beside its yardstick: `python -m tests.bench [NAME ...] [--models DIR]`; one table in Markdown.
 
-Names: log, fold, start, web, live, up, swap; without one, all of them, which takes some ten minutes. Nothing is asserted: a
-figure means something beside its yardstick alone. `--models`: a finished demonstration's `models/demo`, for swap.
+Names: log, fold, past, start, web, live, up, swap; without one, all of them, which takes some ten minutes. Nothing is
+asserted: a figure means something beside its yardstick alone. `--models`: a finished demonstration's `models/demo`, for swap.
 """
 
 import argparse
@@ -25,6 +25,7 @@ def benches(models: Path | None) -> Mapping[str, Bench]:
         "web": bench_web.measure,
         "swap": lambda: bench_swap.measure(*(("--models", str(models)) if models else ())),
         "fold": lambda: bench_history.measure("fold"),
+        "past": lambda: bench_history.measure("past"),
         "start": lambda: bench_history.measure("start"),
         "live": bench_live.measure,
         "up": bench_up.measure,

@@ -1,10 +1,11 @@
-"""A long log: folding a million events, and starting a decider on five million with a snapshot.
+"""A long log: folding a million events, looking back into it, and starting a decider on five million with a snapshot.
 
-`python -m tests.bench.bench_history [fold] [start]`. Filling the log of `start` takes minutes.
+`python -m tests.bench.bench_history [fold] [past] [start]`. Filling the log of `start` takes minutes.
 """
 
 import asyncio
 import gc
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -17,8 +18,12 @@ from controlplane.bus import Bus
 from controlplane.fleet import Fleet
 from controlplane.log.postgres import PostgresLog
 from controlplane.log.snapshots import fold_from, restore, take
+from controlplane.log.thinning import APART
+from controlplane.moments import Position
 from controlplane.parties import DECIDER
-from tests.bench.figures import Table
+from controlplane.past import Past
+from controlplane.queries import History
+from tests.bench.figures import Table, percentile_ms
 from tests.bench.imports import import_s
 from tests.bench.logroom import Databases, answering, process, servers, stage
 
@@ -88,6 +93,65 @@ async def folding(database: Databases, events: int) -> Table:
     return table
 
 
+async def looked(url: str, position: int) -> tuple[float, list[float]]:
+    """Seconds of a process's first look there, and how late what wanted to run each millisecond came meanwhile."""
+    history, late = History(url), list[float]()
+    past = Past(history, deadline_s=600)
+    moment = await past.moment(Position(position))
+
+    async def each_ms() -> None:
+        while True:
+            due = time.perf_counter() + 0.001
+            await asyncio.sleep(0.001)
+            late.append(time.perf_counter() - due)
+
+    beside = asyncio.create_task(each_ms())
+    started = time.perf_counter()
+    fleet = await past.fleet(moment)
+    took = time.perf_counter() - started
+    beside.cancel()
+    await history.close()
+    assert fleet.position == position
+    return took, late
+
+
+async def looking_back(database: Databases, events: int) -> Table:
+    url = await database.fresh()
+    log, _ = await history(url, database.owner(url), events)
+    head = await log.head()
+    table = Table(f"looks into {head:,} events, each the first of a process; medians of 3")
+
+    async def look(what: str, position: int) -> float:
+        looks = [await looked(url, position) for _ in range(3)]
+        took, late = statistics.median(took for took, _ in looks), [one for _, late in looks for one in late]
+        beside = f"beside it p99 {percentile_ms(late, 0.99):.1f} ms late, at most {max(late) * 1000:.1f} ms, n {len(late)}"
+        table.figure(f"{what}, event {position:,}", f"{took:8.3f} s", beside)
+        return took
+
+    middle = head // 2
+    before = await look("without a snapshot below it", middle)
+    starts = list[float]()
+    for storing in (False, True):
+        started = time.perf_counter()
+        await restore(log, storing=storing)
+        starts.append(time.perf_counter() - started)
+    table.figure("a start that folds all of it", f"{starts[0]:8.2f} s", f"and lays the row: {starts[1]:.2f} s")
+    after = await look("with the row", middle)
+    await look("with the row, half as far from a snapshot", middle // APART * APART + APART // 2)
+    owner = await asyncpg.connect(database.owner(url))
+    event, kept, count = await owner.fetchrow(
+        "select pg_total_relation_size('event'), (select sum(length(state)) from snapshot), (select count(*) from snapshot)"
+    )
+    await owner.close()
+    table.figure("the log takes", f"{event / head:8.0f} bytes an event", f"and its {count} snapshots {kept:,} bytes")
+    figure = f"first look at the middle of {head / 1e6:.1f} million events"
+    yardstick = f"without a row of snapshots {before:.2f} s; {middle % APART:,} events lie between it and the nearest"
+    table.row(figure, "(stated)", f"{after:.2f} s", yardstick)
+    table.show()
+    await log.close()
+    return table
+
+
 async def starting(database: Databases, nats: EmbeddedNats, events: int) -> Table:
     url = await database.fresh()
     log, fleet = await history(url, database.owner(url), events)
@@ -117,11 +181,13 @@ async def starting(database: Databases, nats: EmbeddedNats, events: int) -> Tabl
 
 
 async def measure(*parts: str, directory: Path = Path("/var/tmp")) -> list[Table]:
-    """`fold`, `start`; without a name both."""
+    """`fold`, `past`, `start`; without a name all of them."""
     tables = []
     async with servers(directory) as (database, nats):
         if "fold" in parts or not parts:
             tables.append(await folding(database, 1_000_000))
+        if "past" in parts or not parts:
+            tables.append(await looking_back(database, 1_000_000))
         if "start" in parts or not parts:
             tables.append(await starting(database, nats, 5_000_000))
     return tables
