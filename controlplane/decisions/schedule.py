@@ -184,8 +184,11 @@ def _grants(draft: Draft, want: Want, found: Plan, node: str, instance: str) -> 
 
 def climbs(fleet: Fleet, instance: Instance, model: Model) -> Wait:
     where = standing.names(fleet, instance.devices)
+    if (target := fleet.grants.get(instance.moving_to or 0)) is not None:
+        return Wait("climbing", f"{model.model} moves from {where} to {standing.name(fleet, target.device)}")
     if instance.rung is Rung.UP and instance.model is not None:
-        return Wait("climbing", f"{model.model} takes over on {where} from {instance.model}")
+        left = instance.model if instance.model != model.model else "an earlier revision"
+        return Wait("climbing", f"{model.model} takes over on {where} from {left}")
     return Wait("climbing", f"{model.model} climbs on {where}, from {instance.rung}")
 
 

@@ -33,7 +33,8 @@ def test_the_target_is_granted_first_and_the_source_returned_when_it_serves_ther
 
 def test_requests_that_arrive_meanwhile_wait_and_are_served_there() -> None:
     story = up().given(admit("req_1", "a")).given(Move(what="a", device="cpu1"))
-    story.when(admit("req_2", "a")).then("RequestAccepted", ("RequestQueued", {"code": "climbing"}))
+    moves = {"code": "climbing", "reason": "a moves from cpu0 to cpu1"}
+    story.when(admit("req_2", "a")).then("RequestAccepted", ("RequestQueued", moves))
     story.given(done("req_1")).report_up("a")
     routed = story.find(RequestRouted)[-1]
     assert (routed.request, routed.grant) == ("req_2", story.instance_of("a").grant)

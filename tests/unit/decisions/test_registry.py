@@ -12,7 +12,7 @@ from controlplane.events import NodeLimits, Revision
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle, ModelSpec
-from tests.unit.decisions.spec import DEVICE, Story, hello, inspected, plane, spec, with_models
+from tests.unit.decisions.spec import DEVICE, Story, facts, hello, inspected, plane, spec, with_models
 
 SMALL = DEVICE // 4
 
@@ -70,6 +70,14 @@ def test_a_hard_field_counts_at_the_next_load() -> None:  # C43
     old = next(iter(story.fleet.instances))
     story.report_slept(old).then("InstanceSlept", "GrantReturned", "InstanceCreated", "GrantGiven", "InstanceDirected")
     story.report_up("a").then("InstanceUp", "OperationSucceeded")
+
+
+def test_who_waits_for_a_skeleton_to_take_a_new_revision_is_told_that_and_not_that_it_leaves_itself() -> None:
+    revised = replace(spec("a"), source="fake:other")
+    story = with_models(plane(), spec("a")).bring_up("a").given(ReviseModel(spec=revised)).given(Load(model="a"))
+    story.given(replace(inspected(revised, revision=2), facts=facts(spec("a"))))
+    takes = {"code": "climbing", "reason": "a takes over on cpu0 from an earlier revision"}
+    story.when(admit("req_1", "a")).then("RequestAccepted", ("RequestQueued", takes))
 
 
 def test_an_unchanged_file_changes_nothing() -> None:  # C43
