@@ -106,22 +106,23 @@ def _held(fleet: Fleet, beats: Mapping[str, NodeBeat], grant: Grant, device: Dev
     if instance is None:
         return None
     stands, beat, model = standing(fleet, beats, instance), beat_of(beats, instance), shown_model(instance) or "no model"
-    speed = beat.tokens_per_s if beat else 0.0
+    comes = grant.number == instance.moving_to  # until it serves here, all that it has is where it moves from
+    speed, running = (beat.tokens_per_s if beat else 0.0, instance.running) if not comes else (0.0, 0)
     words = [f"{model} on {share(grant.cells)} of {device.name}", stands.words]
     ranks = max(1, len(instance.gang))
     if ranks > 1:
         words.append(f"rank {grant.rank} of a gang of {ranks}")
-    if grant.number == instance.moving_to:
+    if comes:
         words.append("moves here")
     if stands.progress is not None and stands.progress.total:
         words.append(f"{stands.progress.step} {percent(stands.progress.done, stands.progress.total):.0f} %")
-    if instance.running:
-        words.append(f"{instance.running} running" + (f", {rate(speed)} tokens a second" if beat else ""))
+    if running:
+        words.append(f"{running} running" + (f", {rate(speed)} tokens a second" if beat else ""))
     return Held(
         offset=grant.offset, cells=grant.cells, instance=instance.instance, model=model,
-        hue=tints.get(instance.configuration, 0), standing=stands, running=instance.running, tokens_per_s=speed,
-        bytes_used=(beat.bytes_used if beat and beat.bytes_used else instance.bytes_used) // ranks, grant=grant.number,
-        place=f"rank {grant.rank} of {ranks}" if ranks > 1 else "moves here" if grant.number == instance.moving_to else "",
+        hue=tints.get(instance.configuration, 0), standing=stands, running=running, tokens_per_s=speed,
+        bytes_used=0 if comes else (beat.bytes_used if beat and beat.bytes_used else instance.bytes_used) // ranks,
+        grant=grant.number, place=f"rank {grant.rank} of {ranks}" if ranks > 1 else "moves here" if comes else "",
         label=", ".join(words),
     )  # fmt: skip
 
@@ -134,6 +135,8 @@ def _segments(fleet: Fleet, beats: Mapping[str, NodeBeat], device: Device, held:
     mapped = private = 0
     for run in held:
         instance = fleet.instances[run.instance]
+        if run.grant == instance.moving_to:
+            continue
         weights = instance.bytes_mapped // max(1, len(instance.gang))
         mapped += weights
         private += max(run.bytes_used - weights, 0)

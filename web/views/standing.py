@@ -115,7 +115,8 @@ def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) ->
         progress = reported(beats, instance.node, f"model:{directive.model}")
     why = f"makes room for {directive.victim_of}" if directive.victim_of else CAUSES.get(directive.code, directive.code)
     if instance.activity is Activity.CLIMBING:
-        start = {Rung.COLD: "starting", Rung.UP: "switching", Rung.SAVED: "restoring"}.get(instance.rung, "waking")
+        switches = "switching" if instance.moving_to is None else "moving"
+        start = {Rung.COLD: "starting", Rung.UP: switches, Rung.SAVED: "restoring"}.get(instance.rung, "waking")
         return Standing(tone="climb", words=start, since_ms=directive.at_ms, why=why, progress=progress, overdue=overdue)
     words = {Rung.COLD: "stopping", Rung.CHECKPOINT: "leaving its device", Rung.SAVED: "going to disk"}.get(
         directive.rung, "going to sleep"

@@ -3,7 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from controlplane.events import ForeignMemoryFound, GrantReturned, InstanceOverdue, NodeFellSilent, Outsider
+from controlplane.events import (
+    ForeignMemoryFound,
+    GrantReturned,
+    InstanceOverdue,
+    NodeFellSilent,
+    OperationRequested,
+    Outsider,
+)
 from controlplane.spec import CELLS
 from controlplane.subjects import DeviceBytes, InstanceBeat, NodeBeat, Progress
 from tests.busyplane import busy
@@ -135,3 +142,21 @@ def test_memory_of_others_has_an_owner_of_its_own_on_a_gpus_bar() -> None:
     assert "not this plane's (pid 4711 python3, pid 12) 309 MiB" in described(shown)
     plane.beat(replace(plane.beats["n1"], owners={gpu: replace(owners, foreign={})}))
     assert "foreign" not in {s.kind for s in devices(plane.fleet, plane.beats)[0].segments}
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_what_moves_is_drawn_with_its_bytes_where_it_is_and_as_a_promise_where_it_goes(beats: bool) -> None:
+    plane = busy(StagedPlane(NOW))
+    moves = plane.fleet.grants[next(r.grant for r in devices(plane.fleet, {})[0].runs if isinstance(r, Held))]
+    target = plane.device("cpu2")
+    operation = plane.emit(OperationRequested(operation="op_1", kind="move", model="smollm2-135m"), operation="op_1")
+    plane.climb(moves.instance, "smollm2-135m", target, 0, 4, operation=operation.operation)
+    source, goal = (
+        next(d for d in devices(plane.fleet, plane.beats if beats else {}) if d.name == name) for name in ("cpu0", "cpu2")
+    )
+    (left,), (taken,) = ([r for r in d.runs if isinstance(r, Held)] for d in (source, goal))
+    assert (left.standing.words, taken.standing.words, left.place, taken.place) == ("moving", "moving", "", "moves here")
+    assert (left.running, taken.running, left.bytes_used, taken.bytes_used) == (2, 0, 421 * MIB, 0)
+    assert taken.label == "smollm2-135m on ½ of cpu2, moving, moves here"
+    assert [s.size_bytes for s in source.segments[:2]] == [258 * MIB, 163 * MIB]
+    assert [s.size_bytes for s in goal.segments if s.kind != "free"] == [0] * (len(goal.segments) - 1)
