@@ -353,6 +353,16 @@ async def test_ages_in_the_past_are_of_then_and_stand_still(browser: Browser) ->
         assert complaints == []
 
 
+async def test_times_in_the_past_are_in_utc_as_its_moment_is(house: Stagehouse, plane: StagedPlane, browser: Browser) -> None:
+    async with opened(browser, f"{house.url}/past?at=40", timezone_id="Asia/Tokyo") as (page, complaints):
+        shown = page.locator("#event-40 .tm time")
+        await expect(shown).to_have_text(clock(plane.events[39].at_ms))
+        await expect(shown).to_have_attribute("title", re.compile(r" UTC$"))
+        await page.goto(f"{house.url}/events?before=41")
+        await expect(shown).to_have_text(clock(plane.events[39].at_ms + 9 * 3_600_000))
+        assert complaints == []
+
+
 async def test_the_past_is_gone_through_without_scripts(house: Stagehouse, plane: StagedPlane, browser: Browser) -> None:
     async with opened(browser, f"{house.url}/events/40", java_script_enabled=False) as (page, complaints):
         await page.get_by_role("link", name="The plane then").click()
