@@ -7,7 +7,6 @@ from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from controlplane.lean import without
@@ -23,6 +22,7 @@ from web.pages import router as pages
 from web.pages import static
 from web.pages.answers import said
 from web.rest.routes import router as rest
+from web.schema import Schema
 from web.services import Services
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ def _app(handlers: list[ControllerRouterHandler], services: Services) -> Litesta
         middleware=[metrics.config.middleware],
         request_max_body_size=BODY_LIMIT,
         logging_config=None,
-        openapi_config=OpenAPIConfig(title="enginehouse", version="1", path="/api/schema", render_plugins=[JsonRenderPlugin()]),
+        openapi_config=OpenAPIConfig(title="enginehouse", version="1", path="/api/schema", render_plugins=[Schema()]),
         debug=False,
     )  # fmt: skip
 

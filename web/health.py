@@ -8,6 +8,7 @@ import msgspec
 import nats.errors
 import nats.js.errors
 from litestar import Request, Response, get
+from litestar.openapi import ResponseSpec
 from litestar.params import QueryParameter
 
 from controlplane import ids
@@ -107,12 +108,20 @@ class Health:
         return max(0, stream.state.last_seq - self._view.fleet.position)
 
 
-@get("/livez", summary="Whether the process runs", tags=["Health"])
+@get(
+    "/livez",
+    summary="Whether the process runs",
+    tags=["Health"],
+    responses={200: ResponseSpec(dict[str, bool], False, "Alive")},
+)
 async def livez() -> Response[bytes]:
     return Response(b'{"alive":true}', media_type="application/json")
 
 
-@get("/readyz", summary="Whether it can serve, and if not why not", tags=["Health"])
+@get(
+    "/readyz", summary="Whether it can serve, and if not why not", tags=["Health"],
+    responses={200: ResponseSpec(State, False, "Ready"), 503: ResponseSpec(State, False, "Not ready")},
+)  # fmt: skip
 async def readyz(
     request: Request[Any, Any, Any],
     after: Annotated[

@@ -1,10 +1,11 @@
 """Routes under /v1."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Request, Response, Router, get, post
+from litestar.openapi import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from litestar.openapi.spec.enums import OpenAPIType
 from litestar.params import FromPath, HeaderParameter
@@ -27,6 +28,8 @@ Prefer = Annotated[
         "120 s in the queue (600 s where its model climbs).",
     ),
 ]
+
+_OBJECT: Final = ResponseSpec(dict[str, object], False, "As OpenAI's API has it")
 
 
 def _services(request: Request[Any, Any, Any]) -> Services:
@@ -78,14 +81,14 @@ def _call(
     return CallResponse(_services(request).gateway, ask, include_usage=include_usage)
 
 
-@get("/models", summary="Models that can be asked for")
+@get("/models", summary="Models that can be asked for", responses={200: _OBJECT})
 async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     fleet = _services(request).view.fleet
     names = [model.model for model in fleet.models.values() if not model.retired] + list(fleet.aliases)
     return _json({"object": "list", "data": [_entry(name, fleet) for name in sorted(names)]})
 
 
-@get("/models/{model:str}", summary="One model, by name or alias")
+@get("/models/{model:str}", summary="One model, by name or alias", responses={200: _OBJECT})
 async def model(request: Request[Any, Any, Any], model: FromPath[str]) -> Response[bytes]:
     fleet = _services(request).view.fleet
     known = fleet.resolve(model)

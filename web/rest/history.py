@@ -3,10 +3,11 @@
 from typing import Annotated
 
 from litestar import Response, get
+from litestar.openapi import ResponseSpec
 from litestar.params import HeaderParameter, PathParameter, QueryParameter
 from litestar.response import Stream
 
-from controlplane.envelope import to_wire
+from controlplane.envelope import Wire, to_wire
 from web.errors import ApiError
 from web.rest.asking import Ask, services_of
 from web.rest.fleet import Position
@@ -27,7 +28,10 @@ def _meant(request: Ask, stream: str | None, kind: str | None) -> str | None:
     return None if stream is None else stream_meant(stream, names_of(services_of(request).view.fleet))
 
 
-@get("/events", description="With `after` in order from there; with `before` (or nothing) the newest first. Not both.")
+@get(
+    "/events", description="With `after` in order from there; with `before` (or nothing) the newest first. Not both.",
+    responses={200: ResponseSpec(list[Wire], False, "Events")},
+)  # fmt: skip
 async def events(
     request: Ask, *, after: Position = None, before: Position = None, limit: Limit = 100, stream: Name = None, type: Name = None
 ) -> Response[bytes]:
@@ -42,7 +46,7 @@ async def events(
     return Response(b"[" + b",".join(to_wire(recorded) for recorded in found) + b"]", media_type="application/json")
 
 
-@get("/events/{position:int}")
+@get("/events/{position:int}", responses={200: ResponseSpec(Wire, False, "The event")})
 async def event(request: Ask, position: Annotated[int, PathParameter(ge=1, le=2**62)]) -> Response[bytes]:
     found = await services_of(request).history.events_after(position - 1, limit=1)
     if not found or found[0].position != position:
@@ -50,7 +54,10 @@ async def event(request: Ask, position: Annotated[int, PathParameter(ge=1, le=2*
     return Response(to_wire(found[0]), media_type="application/json")
 
 
-@get("/events/follow", description="Server-sent events: all after `after` (default: from now on), with positions as ids.")
+@get(
+    "/events/follow", description="Server-sent events: all after `after` (default: from now on), with positions as ids.",
+    responses={200: ResponseSpec(str, False, "The stream", media_type="text/event-stream")},
+)  # fmt: skip
 async def follow_events(
     request: Ask, *, after: Position = None, stream: Name = None, type: Name = None,
     last: Annotated[int | None, HeaderParameter(name="Last-Event-ID", ge=0, le=2**62)] = None,

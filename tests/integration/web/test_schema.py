@@ -21,7 +21,7 @@ async def test_no_input_crashes_the_api(house: House, tmp_path: Path, monkeypatc
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "schemathesis.cli", "run", f"{house.url}/api/schema/openapi.json", "--url", house.url,
         "--header", f"Authorization: Bearer {house.token}", "--phases", "examples,coverage,fuzzing", "--max-examples", "5",
-        "--checks", "not_a_server_error,content_type_conformance,response_headers_conformance",
+        "--checks", "not_a_server_error,content_type_conformance,response_headers_conformance,response_schema_conformance",
         "--exclude-path", "/api/events/follow", "--exclude-path-regex", "^/(readyz|livez)", "--generation-deterministic",
         "--no-color", "--warnings", "off", "--request-timeout", "40",
         cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
