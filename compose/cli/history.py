@@ -32,13 +32,17 @@ def requests(data: Path, model: str | None, limit: int, json: bool) -> None:
     rows = [
         [
             one["request"], one["model"], one["state"], clock(one["accepted_ms"]), seconds(one["queued_ms"]),
-            seconds(one["first_token_ms"]), seconds(one["took_ms"]), f"{one['prompt_tokens']}+{one['completion_tokens']}",
+            seconds(one["first_token_ms"]), seconds(one["took_ms"]), _tokens(one),
             one["finish_reason"] or one["code"] or one["reason"] or _by(one),
         ]
         for one in found
     ]  # fmt: skip
     names = ("request", "model", "state", "at", "queued", "first token", "took", "tokens", "why")
     table(*names, rows=rows, empty=f"no requests of a model called {model}" if model else "no requests yet")
+
+
+def _tokens(one: dict[str, Any]) -> str:
+    return "?" if one["prompt_tokens"] is None else f"{one['prompt_tokens']}+{one['completion_tokens']}"
 
 
 def _by(one: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from web.rest import portray, shapes
 from web.rest.asking import Accepted, Ask, Changed, Key, answered, command, fleet_after, services_of
 from web.rest.fleet import Position
 from web.rest.operations import Limit
+from web.views.requests import counted
 
 State = Literal["open", "finished", "failed", "cancelled"]
 
@@ -67,10 +68,12 @@ def ended(recorded: Recorded) -> shapes.RequestView:
             state, code, reason = "failed", event.code, event.message
         case RequestCancelled():
             by, phase = event.by, event.phase
+    known = counted(event)
     return shapes.RequestView(
         request=event.request, model=event.model, state=state, kind=event.kind, streamed=event.streamed,
         accepted_ms=event.accepted_ms, instance=event.instance, attempts=event.attempts, code=code, reason=reason,
-        prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens, queued_ms=event.queued_ms,
+        prompt_tokens=event.prompt_tokens if known else None,
+        completion_tokens=event.completion_tokens if known else None, queued_ms=event.queued_ms,
         first_token_ms=event.first_token_ms, took_ms=event.took_ms, finish_reason=finish, by=by, phase=phase,
     )  # fmt: skip
 

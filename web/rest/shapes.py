@@ -141,8 +141,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     place: int | None = None
     code: str = ""
     reason: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    """None, and likewise of its completion: it ended before anybody had counted them."""
+    completion_tokens: int | None = 0
     queued_ms: int | None = None
     first_token_ms: int | None = None
     took_ms: int | None = None

@@ -32,6 +32,11 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of the event that ended it; 0 while it is open."""
 
 
+def counted(event: RequestFinished | RequestFailed | RequestCancelled) -> bool:
+    """Whether its tokens are known. An operator's cancellation, and the end of a gateway, come before anybody has counted."""
+    return not isinstance(event, RequestCancelled) or event.by == "caller" or event.phase != "running"
+
+
 def opened(request: Request) -> RequestRow:
     """An open request."""
     running = request.instance is not None
@@ -54,9 +59,11 @@ def ended(recorded: Recorded) -> RequestRow | None:
             outcome, reason, message = "cancelled", f"by {event.by}", f"while {event.phase}"
         case _:
             return None
+    known = counted(event)
     return RequestRow(
         request=event.request, model=event.model, outcome=outcome, at_ms=event.accepted_ms, kind=event.kind,
         streamed=event.streamed, reason=reason, message=message, instance=event.instance, attempts=event.attempts,
         queued_ms=event.queued_ms, first_token_ms=event.first_token_ms, took_ms=event.took_ms,
-        prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens, position=recorded.position,
+        prompt_tokens=event.prompt_tokens if known else None, completion_tokens=event.completion_tokens if known else None,
+        position=recorded.position,
     )  # fmt: skip

@@ -63,6 +63,7 @@ from controlplane.events import (
 from controlplane.rungs import Rung
 from controlplane.spec import CELLS
 from web.views.figures import share, short, size, span
+from web.views.requests import counted
 from web.views.standing import CAUSES
 
 GOALS = {"sleep": "asleep", "checkpoint": "off its device", "saved": "on disk", "cold": "gone"}
@@ -88,7 +89,8 @@ def sentence(event: AnyEvent) -> str:
         case RequestFailed() as e:
             return f"{e.model} failed ({e.code}): {e.message}"
         case RequestCancelled() as e:
-            return f"{e.model} cancelled by {e.by} while {e.phase}, {e.completion_tokens} tokens so far"
+            tokens = f", {e.completion_tokens} tokens so far" if counted(e) else ""
+            return f"{e.model} cancelled by {e.by} while {e.phase}{tokens}"
         case GrantGiven() as e:
             rank = f", rank {e.rank} of its gang" if e.gang else ""
             part = "a whole device" if e.cells == CELLS else f"{share(e.cells)} of a device, from cell {e.offset}"

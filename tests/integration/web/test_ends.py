@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 import msgspec
 import openai
 import pytest
+from click.testing import CliRunner
 
+from compose.cli.commands import enginehouse
 from controlplane import ids
 from controlplane.commands import CloseGateway, Order
 from controlplane.subjects import COMMAND_GATEWAY
@@ -87,7 +90,9 @@ async def test_a_hundred_normal_ends_send_no_abort(house: House) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_operators_cancel_reaches_the_caller_and_the_engine(house: House, stream: bool) -> None:
+async def test_an_operators_cancel_reaches_the_caller_and_the_engine(
+    house: House, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
     await warm(house)
     house.node.script.gate.clear()
     call = asyncio.create_task(_ask(house, stream=stream))
@@ -99,6 +104,12 @@ async def test_an_operators_cancel_reaches_the_caller_and_the_engine(house: Hous
     assert "cancelled by the operator" in "".join(lines)
     await house.settled("RequestFinished", "RequestCancelled")
     await until(lambda: house.node.frontend.aborted == [request])
+    told = (await house.client.get(f"/api/requests/{request}")).json()
+    assert (told["phase"], told["prompt_tokens"], told["completion_tokens"]) == ("running", None, None), "nobody had counted"
+    monkeypatch.setenv("ENGINEHOUSE_URL", house.url)
+    monkeypatch.setenv("ENGINEHOUSE_TOKEN", house.token)
+    shown = await asyncio.to_thread(CliRunner().invoke, enginehouse, ["requests"])
+    assert re.search(rf"{request} .* \? +by operator while running", shown.output), shown.output
 
 
 async def test_an_operators_cancel_of_a_queued_request(house: House) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.envelope import Recorded
-from controlplane.events import AnyEvent, GrantGiven, InstanceUp
+from controlplane.events import AnyEvent, GrantGiven, InstanceUp, RequestCancelled
 from tests.busyplane import busy
 from tests.staged import StagedPlane
 from web.views import figures
@@ -49,6 +49,20 @@ def test_a_row_holds_all_that_an_ended_request_shows() -> None:
     assert (wrong.prompt_tokens, wrong.completion_tokens, wrong.first_token_ms) == (52, 128, 38)
     running = next(opened(r) for r in plane.fleet.requests.values() if r.instance)
     assert (running.outcome, running.queued_ms, running.took_ms) == ("running", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("by", "phase", "known"),
+    [("caller", "running", True), ("operator", "queued", True), ("operator", "running", False), ("gateway", "running", False)],
+)
+def test_tokens_that_nobody_had_counted_are_not_told_as_none(by: str, phase: str, known: bool) -> None:
+    plane = busy(StagedPlane(NOW))
+    told = {"kind": "chat", "streamed": True, "accepted_ms": NOW, "completion_tokens": 3 if by == "caller" else 0}
+    request = plane.request("tiny-qwen", reason="waits for a place")
+    event = plane.emit(RequestCancelled(request=request, model="tiny-qwen", by=by, phase=phase, **told))
+    shown = ended(event)
+    assert shown is not None and (shown.prompt_tokens is None, shown.completion_tokens is None) == (not known, not known)
+    assert ("tokens" in sentence(event.event)) == known
 
 
 def test_the_log_is_open_requests_first_and_newest_first() -> None:
