@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,8 +96,9 @@ def _devices(client: "Client") -> dict[str, str]:
 
 
 def event_line(one: dict[str, Any], devices: Mapping[str, str]) -> str:
-    at = datetime.fromisoformat(one["at"]).astimezone()
-    return f"{one['position']:>7} {at:%H:%M:%S.%f}"[:-3] + f"  {one['type']:<20} {_said(one, devices)}"
+    """Its time is UTC's, and can be given to `--at` as it is written."""
+    at = datetime.fromisoformat(one["at"]).astimezone(UTC)
+    return f"{one['position']:>7} {at:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + f"Z  {one['type']:<20} {_said(one, devices)}"
 
 
 def _said(one: dict[str, Any], devices: Mapping[str, str]) -> str:

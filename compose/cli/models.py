@@ -20,8 +20,8 @@ def models(context: click.Context, every: bool, at: str | None, json: bool) -> N
     """List, add and remove models."""
     if context.invoked_subcommand is None:
         _list(context.obj, every, at, json)
-    elif at is not None:
-        raise click.UsageError("--at is for lists: write `models --at WHEN` or `models list --at WHEN`")
+    elif at is not None or every:
+        raise click.UsageError("--at and --all are for lists: write `models --at WHEN` or `models list --at WHEN`")
 
 
 @models.command("list")

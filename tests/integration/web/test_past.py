@@ -74,7 +74,7 @@ async def test_a_moment_that_is_none_is_refused_in_words(house: House, query: st
     page = await house.client.get(f"/past?{query}", headers={"accept": "text/html"})
     assert page.status_code == (200 if query == "at=" else 404 if code == "event_unknown" else 400)
     if query not in ("at=", "at=" + "1" * 101):
-        assert said in page.text and code in page.text and "/past" in page.text
+        assert said in page.text and code in page.text and ">The newest event</a>" in page.text
 
 
 async def test_the_schema_says_what_may_be_asked(house: House) -> None:
@@ -113,8 +113,9 @@ async def test_the_command_line_says_that_it_is_the_past(house: House, monkeypat
         told = json.loads((await said(*command, "--at", when, "--json")).output)
         assert told["past"]["position"] == known["InstanceUp"]
         assert [model["state"] for model in told["models"]] == ["up"]
-    misplaced = await said("models", "--at", when, "list")
-    assert misplaced.exit_code == 2 and "models list --at WHEN" in misplaced.output
+    for option in (("--at", when), ("--all",)):
+        misplaced = await said("models", *option, "list")
+        assert misplaced.exit_code == 2 and "models list --at WHEN" in misplaced.output
 
 
 async def test_without_postgres_the_past_is_unavailable_and_the_present_is_not(
@@ -127,5 +128,6 @@ async def test_without_postgres_the_past_is_unavailable_and_the_present_is_not(
     answer = await house.client.get("/api/devices?at=1")
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "2")
     page = await house.client.get("/past?at=1")
-    assert page.status_code == 503 and "the log can&#39;t be read now" in page.text
+    assert (page.status_code, page.headers["retry-after"]) == (503, "2")
+    assert "the log can&#39;t be read now" in page.text
     assert (await house.client.get("/api/devices")).status_code == 200

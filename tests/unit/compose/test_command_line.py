@@ -75,7 +75,7 @@ def test_a_token_needs_a_name_to_be_told_by(name: str, tmp_path: Path, capsys: p
 def test_events_are_told_in_words_and_strange_ones_with_their_fields() -> None:
     one = {"position": 7, "at": "2026-11-29T13:20:01.301Z", "stream": "grant:3", "type": "GrantReturned", "v": 1,
            "data": {"node": "n1", "device": "d", "instance": "ins_1", "grant": 3}}  # fmt: skip
-    assert event_line(one, {}).endswith("GrantReturned        ins_1 gave back grant 3")
+    assert event_line(one, {}) == "      7 2026-11-29T13:20:01.301Z  GrantReturned        ins_1 gave back grant 3"
     assert event_line(one, {"d": "cpu0"}).endswith("GrantReturned        cpu0: ins_1 gave back grant 3")
     strange = event_line({**one, "type": "GrantLent", "data": {"to": "you"}}, {})
     assert strange.endswith('GrantLent            grant:3 {"to":"you"}')
