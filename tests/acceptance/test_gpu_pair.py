@@ -96,7 +96,7 @@ async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were
 
 
 async def test_a_rank_that_never_answers_ends_the_gang_at_its_deadline_and_who_waits_behind_it_is_served(  # C26
-    plane: PlaneUnderTest,
+    plane: PlaneUnderTest, machine: Path
 ) -> None:
     first, before = await say(plane, "pair"), await plane.head()
     instance = await plane.serving("pair")
@@ -109,6 +109,8 @@ async def test_a_rank_that_never_answers_ends_the_gang_at_its_deadline_and_who_w
     assert await say(plane, "solo"), "it has waited for the GPUs that the gang held"
     for one in (engine, *ranks):
         assert await one.ended(30)
+    room = Room(machine)
+    assert not {one.pid for one in ranks} & {pid for gpu in GPUS for pid in room.processes(gpu)}, "nothing of theirs is left"
     assert await asked == first, "by another gang"
     (failed,) = [one.event for one in await plane.events("InstanceFailed", after=before)]
     assert isinstance(failed, InstanceFailed)

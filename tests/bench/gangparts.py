@@ -71,7 +71,7 @@ class GangParts:
         back = row["clean"] and row["back_s"] <= BACK_S
         return {
             "lines": len(said), "said_last": said[-1][:300], "told_s": round(told_s, 2), "goal_s": BACK_S, **row,
-            "good": "engine_died" in said[-1] and len(row["failed"]) == 1 and back,
+            "good": "engine_died" in said[-1] and len(row["failures"]) == 1 and back,
         }  # fmt: skip
 
     async def rank_stopped(self) -> Row:
@@ -82,15 +82,16 @@ class GangParts:
         ranks, slept = self._ranks(instance), await self._room.cli("sleep", "pair")
         head, begun = (await room.fleet()).position, time.monotonic()
         os.kill(ranks[instance.devices[-1]][0], signal.SIGSTOP)
-        asked = asyncio.create_task(room.post("pair", prompts_of("pair")[0], 24))
+        asked = asyncio.create_task(room.ask("pair"))
         await room.until(lambda fleet: fleet.instances[instance.instance].activity is Activity.CLIMBING, 10)
         behind = asyncio.create_task(room.ask("solo"))
         row = await self._gone(instance, ranks, head, begun)
-        (text, behind_s), answer = await behind, await asked
+        (text, behind_s), (again, asked_s) = await behind, await asked
+        same, failures = again == room.first["pair"], [one["code"] for one in row["failures"]]
         return {
             "slept": slept, **row, "behind": {"text": text[:40], "took_s": behind_s},
-            "asked": {"status": answer.status_code, "text": answer.text[:400]},
-            "good": not slept[0] and len(row["failed"]) == 1 and row["failed"][0]["code"] == "step_deadline" and row["clean"],
+            "asked": {"same": same, "took_s": asked_s},
+            "good": not slept[0] and failures == ["step_deadline"] and row["clean"] and same,
         }  # fmt: skip
 
     def _ranks(self, instance: Instance) -> dict[str, list[int]]:
@@ -116,7 +117,7 @@ class GangParts:
             if isinstance(one.event, InstanceFailed)
         ]
         return {
-            "ranks": ranks, "failed": told, "back_s": round(back_s, 2), "left": left, "grants": grants, "memory": memory,
+            "ranks": ranks, "failures": told, "back_s": round(back_s, 2), "left": left, "grants": grants, "memory": memory,
             "clean": not left and not grants and not any(memory.values()),
         }  # fmt: skip
 

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from controlplane.fleet.members import FETCHED
+from controlplane.rungs import Rung
 from tests.bench.pairroom import PairRoom, Row
 from tests.bench.planefigures import move_figure
 
@@ -51,7 +52,8 @@ class MoveParts:
         _, cold_s = await room.ask("whole")
         if room.up(await room.fleet(), "whole").device != instance.device:
             told.append(await room.cli("move", "whole", "--to", str(instance.device)))
-        head = (await room.fleet()).position
+        fleet = await room.fleet()
+        head, sleeps = fleet.position, fleet.instances[instance.instance].rung is Rung.SLEEP  # or is off its GPU by now
         again, took_s = await room.ask("solo")
         fleet = await room.fleet()
         after, whole = room.up(fleet, "solo"), room.up(fleet, "whole")
@@ -59,8 +61,9 @@ class MoveParts:
         same = again == room.first["solo"]
         came = after.pid == instance.pid and after.device != instance.device == whole.device
         return {
-            "cold_s": cold_s, "answer_s": took_s, "same": same, "came": came, "fetched": len(fetched), "told": told,
-            "up": await room.ups(head), "good": same and came and not any(code for code, *_ in told),
+            "cold_s": cold_s, "answer_s": took_s, "same": same, "came": came, "slept": sleeps,
+            "fetched": len(fetched), "told": told, "up": await room.ups(head),
+            "good": same and came and len(fetched) == sleeps and not any(code for code, *_ in told),
         }  # fmt: skip
 
     async def audit(self) -> Row:
