@@ -31,7 +31,7 @@ def page(
     return html(stage.templates.page(name, here=here, **{"now_ms": now_ms(), **values}), status, headers)
 
 
-def retry_s(refused: Refused) -> int | None:
+def again_s(refused: Refused) -> int | None:
     """After how many seconds it is worth another try; None: it never is, or nobody knows."""
     return -(-refused.retry_after_ms // 1000) if refused.retry_after_ms else None
 
@@ -40,12 +40,12 @@ def said(request: Request[Any, Any, Any], refused: Refused | HTTPException) -> R
     """Errors of the pages: a line beside the button for htmx, a page for everybody else."""
     stage = stage_of(request)
     if isinstance(refused, Refused):
-        status, code, message, again_s = STATUS[refused.code], refused.code.value, refused.message, retry_s(refused)
+        status, code, message, retry_s = STATUS[refused.code], refused.code.value, refused.message, again_s(refused)
     else:
         param, what = complaint(request, refused)
-        status, code, message, again_s = refused.status_code, "", f"{param}: {what}" if param else what, None
+        status, code, message, retry_s = refused.status_code, "", f"{param}: {what}" if param else what, None
     if request.headers.get("hx-request"):
         error = {"message": message, "code": code or str(status)}
-        return html(stage.templates.page("said.html", error=error, retry_s=again_s), status)
+        return html(stage.templates.page("said.html", error=error, retry_s=retry_s), status)
     title = "Not found" if status == 404 else "That did not work"
-    return page(stage, "message.html", title=title, message=message, code=code, status=status, retry_s=again_s)
+    return page(stage, "message.html", title=title, message=message, code=code, status=status, retry_s=retry_s)

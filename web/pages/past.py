@@ -10,7 +10,7 @@ from controlplane.moments import EXAMPLES, When, as_it_was, when
 from controlplane.past import Moment
 from controlplane.refusal import Code, Refused
 from web.errors import STATUS
-from web.pages.answers import page, retry_s, stage_of
+from web.pages.answers import again_s, page, stage_of
 from web.pages.history import newest
 from web.views.devicenames import names_of
 from web.views.events import row
@@ -36,7 +36,7 @@ async def past_page(request: Request[Any, Any, Any], at: FromQuery[str] = "") ->
         events = await newest(stage.history, before=moment.position + 1)
     except Refused as refused:
         told = {"moment": None, "asked": at, "refused": refused, "examples": EXAMPLES}
-        return page(stage, "past.html", here="past", status=STATUS[refused.code], retry_s=retry_s(refused), **told)
+        return page(stage, "past.html", here="past", status=STATUS[refused.code], retry_s=again_s(refused), **told)
     recent = Recent()
     recent.refill(events)
     last = next(r for r in events if r.position == moment.position)
