@@ -80,9 +80,10 @@ def _serve(draft: Draft, want: Want, board: Board) -> Wait | None:
     for load in loads(draft.fleet, want.model) if current else ():
         succeed(draft, load)
     if (instance := standing.serving(draft.fleet, model)) is not None and want.model in draft.fleet.waiting:
-        if instance.instance in board.barred:
-            return Wait("behind", f"{want.model} is up, but {board.barred[instance.instance]} has waited longer for its place")
-        _route_waiting(draft, want.model, instance)
+        barred_for = board.barred.get(instance.instance)
+        _route_waiting(draft, want.model, instance, leased_only=barred_for is not None)
+        if want.model in draft.fleet.waiting and barred_for is not None:
+            return Wait("behind", f"{want.model} is up, but {barred_for} has waited longer for its place")
         if want.model in draft.fleet.waiting:
             return Wait("reopened", f"interrupted on {instance.instance}; tried again shortly")
     if want.model not in draft.fleet.waiting and not loads(draft.fleet, want.model):
@@ -90,9 +91,12 @@ def _serve(draft: Draft, want: Want, board: Board) -> Wait | None:
     return _climb(draft, want, board)
 
 
-def _route_waiting(draft: Draft, model: str, instance: Instance) -> None:
+def _route_waiting(draft: Draft, model: str, instance: Instance, *, leased_only: bool) -> None:
+    """`leased_only`: somebody waits for the instance to be free, which it isn't before it has served whom it climbed for."""
     for waiting in draft.fleet.waiting[model]:
         request = draft.fleet.requests[waiting]
+        if leased_only and waiting not in instance.leased_to:
+            continue
         lately = draft.now - request.interrupted_ms < REOPENED_MS
         if not (lately and request.interrupted_on == instance.instance):
             route(draft, request, instance)

@@ -31,7 +31,7 @@ from controlplane.commands import (
     Sleep,
     Stop,
 )
-from controlplane.decisions import hostroom
+from controlplane.decisions import hostroom, standing
 from controlplane.decisions.needs import held_bytes
 from controlplane.decisions.placement import mask
 from controlplane.envelope import Recorded
@@ -79,7 +79,7 @@ def spec(name: str, **more: Any) -> ModelSpec:
 
 
 def check(fleet: Fleet) -> None:
-    """I1, I2, I3, and that the indexes and leases mean something."""
+    """I1, I2, I3, nobody shut out of what is kept for him, and that the indexes and leases mean something."""
     cells: dict[str, int] = {}
     for number, grant in fleet.grants.items():
         bits = mask(grant.offset, grant.cells)
@@ -104,8 +104,11 @@ def check(fleet: Fleet) -> None:
             used[device] += held_bytes(fleet, instance, device)
     for known in fleet.devices.values():
         assert used[known.device] <= known.size_bytes, "I2: more bytes than the device has"
-    for waiting in fleet.waiting.values():
+    for name, waiting in fleet.waiting.items():
         assert all(fleet.requests[r].code and fleet.requests[r].instance is None for r in waiting), "waits without a reason"
+        instance = standing.serving(fleet, fleet.models[name])
+        kept_for = [fleet.requests[r] for r in waiting if instance is not None and r in instance.leased_to]
+        assert all(r.code == "reopened" for r in kept_for), "I8: the instance is kept for one who is not let in"
 
 
 class Fleets(RuleBasedStateMachine):
@@ -118,7 +121,7 @@ class Fleets(RuleBasedStateMachine):
 
     @initialize(
         devices=st.integers(1, 3), pool=st.sampled_from([1.2, 2.0, 9.0]), repeats=st.integers(1, 3),
-        late_ms=st.sampled_from([0, 30, 2_500]), start_ms=st.sampled_from([500, 4_000]),
+        late_ms=st.sampled_from([0, 30, 2_500]), start_ms=st.sampled_from([500, 4_000, 45_000]),
         sleep_ms=st.sampled_from([50, 1_000]), serve_ms=st.sampled_from([20, 700, 3_000]),
     )  # fmt: skip
     def begin(self, devices: int, pool: float, **script: int) -> None:

@@ -8,6 +8,7 @@ from controlplane.commands import (
     Load,
     RegisterModel,
     ReportEnded,
+    ReportFailed,
     Sleep,
     Tick,
 )
@@ -120,6 +121,29 @@ def test_a_lease_outlasts_an_interruption_even_past_the_bound() -> None:  # C04
         ("RequestQueued", {"request": "req_2", "reason": "slot busy: a is kept for a request of its own on cpu0"}),
     )  # fmt: skip
     story.when(Tick(), after_ms=2_000).then(("RequestRouted", {"request": "req_1", "attempt": 2}))
+
+
+def test_who_paid_for_a_climb_is_let_in_though_an_earlier_one_is_past_the_bound() -> None:  # C04, I8
+    """Neither may wait for the other: the place is free once the one for whom it climbed has been served, not before."""
+    story = with_models(plane(), spec("early"), spec("late")).given(admit("req_1", "early"))
+    climber = story.instance_of("early").instance
+    number, _ = story.directive(climber)
+    story.given(
+        ReportFailed(
+            node="n1", instance=climber, directive=number, step="attach", code="step_deadline", message="slow", rung=Rung.COLD
+        )
+    )
+    story.given(admit("req_2", "late")).given(admit("req_3", "late"))
+    assert (story.code_of("req_1"), story.code_of("req_2")) == ("backing_off", "climbing")
+    story.report_up("late", after_ms=BOUND_MS + 1)
+    story.then(
+        "InstanceUp", ("RequestRouted", {"request": "req_2"}), ("RequestQueued", {"request": "req_1", "code": "slot_busy"}),
+        ("RequestQueued", {"request": "req_3", "code": "behind"}),
+    )  # fmt: skip
+    story.when(done("req_2"))
+    story.then("RequestFinished", ("InstanceDirected", {"rung": Rung.SLEEP, "victim_of": "early"}), *["RequestQueued"] * 2)
+    evict(story, "late").report_up("early")
+    story.then("InstanceUp", "ModelCleared", ("RequestRouted", {"request": "req_1"}), "RequestQueued")
 
 
 def test_an_interrupted_request_keeps_its_instance_until_it_is_tried_again() -> None:

@@ -71,6 +71,20 @@ def test_all_that_waits_is_served_when_the_capacity_allows(seed: int) -> None:  
     assert max(max(queued) for queued in waits(sim).values()) < 120_000
 
 
+def test_a_start_that_fails_and_a_slow_one_behind_it_do_not_wait_for_each_other() -> None:  # I8, C26
+    """The later one comes up when the earlier one is past the bound, on the place that both need."""
+    start_ms = BOUND_MS + 5_000
+    sim = simulation(spec("early"), spec("late"), start_ms=start_ms, serve_ms=500, fail={"early": 1})
+    sim.admit("early")
+    sim.run_until(lambda s: s.fleet.models["early"].set_back is not None)
+    sim.admit("late")
+    sim.run_until(Simulation.steady)
+    queued = waits(sim)
+    assert count(sim, RequestFinished) == 2
+    assert start_ms <= queued["late"][0] < start_ms + 1_000
+    assert 3 * start_ms <= queued["early"][0] < 3 * start_ms + 3_000, "its own that failed, the other's, its own"
+
+
 def test_two_models_that_evict_each_other_at_once_never_lock_up() -> None:  # PL21
     sim = simulation(spec("a"), spec("b"), devices=2, start_ms=300, serve_ms=20)
     for model in ("c", "d"):
