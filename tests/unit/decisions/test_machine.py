@@ -36,6 +36,11 @@ from controlplane.decisions.needs import held_bytes
 from controlplane.decisions.placement import mask
 from controlplane.envelope import Recorded
 from controlplane.events import (
+    InstanceCheckpointed,
+    InstanceEnded,
+    InstanceFailed,
+    InstanceSlept,
+    InstanceUp,
     NodeLimits,
     Outsider,
     RequestAccepted,
@@ -145,6 +150,22 @@ class Fleets(RuleBasedStateMachine):
         if recorded.position == self.sim.fleet.position:
             check(self.sim.fleet)  # after every decision
 
+    def _watch_end(self, recorded: Recorded) -> None:
+        """Nothing new comes, nothing goes wrong any more: somebody is always on his way, or tried again at a known time."""
+        self._watch(recorded)
+        match recorded.event:
+            case (
+                InstanceUp() | InstanceSlept() | InstanceCheckpointed() | InstanceEnded() | RequestFinished() | InstanceFailed()
+            ):
+                self.moved_ms = self.sim.now
+            case RequestFailed(code="queue_timeout"):
+                patience_ms = self.sim.script.start_ms + self.sim.script.late_ms + 10_000
+                backs_off = any(model.set_back for model in self.sim.fleet.models.values())
+                still_ms = self.sim.now - max(self.moved_ms, self.ending_ms)
+                assert backs_off or still_ms <= patience_ms, f"I8: a standstill of {still_ms} ms while one waited"
+            case _:
+                pass
+
     def _send(self, body: Any) -> None:
         with suppress(Refused):
             self.sim.send(body)
@@ -247,6 +268,8 @@ class Fleets(RuleBasedStateMachine):
         self._send(NodeHeard(node=NODE))
         for device in self.sim.fleet.devices:
             self._send(ReportForeign(node=NODE, device=device))
+        self.ending_ms = self.moved_ms = self.sim.now
+        self.sim.on_event = self._watch_end
         self.sim.run_until(Simulation.steady)
         self.sim.run(self.sim.script.tick_ms)  # what is due now
         self.sim.run_until(Simulation.steady)
