@@ -45,6 +45,7 @@ class Engine(msgspec.Struct):
     """What really is there, for one instance."""
 
     instance: str
+    node: str
     rung: Rung = Rung.COLD
     model: str | None = None
     revision: int = 0
@@ -56,12 +57,15 @@ class Engine(msgspec.Struct):
 
 
 class Reality(msgspec.Struct, kw_only=True):
-    """What is really there on the node."""
+    """What is really there on the nodes."""
 
     script: Script
     engines: dict[str, Engine] = {}
-    pool: dict[str, int] = {}
-    """Weight set -> bytes."""
+    pools: dict[str, dict[str, int]] = {}
+    """Node -> weight set -> bytes."""
+
+    def pool(self, node: str) -> dict[str, int]:
+        return self.pools.setdefault(node, {})
 
     def outcome(self, directive: int, e: InstanceDirected, engine: Engine, fleet: Fleet) -> list[AnyCommand]:
         """A transition is over: make it so, and return the reports that say so."""
@@ -78,7 +82,7 @@ class Reality(msgspec.Struct, kw_only=True):
         if e.rung is Rung.SAVED:
             configuration = fleet.instances[e.instance].configuration
             built = ReportImageBuilt(
-                node=e.node, image=f"img_{configuration}", configuration=configuration, size_bytes=1, took_ms=1,
+                node=e.node, image=f"img_{e.node}_{configuration}", configuration=configuration, size_bytes=1, took_ms=1,
                 proof="same_tokens", fingerprint={},
             )  # fmt: skip
             return [built, ReportSaved(**me, image=built.image, took_ms=1)]
@@ -104,9 +108,10 @@ class Reality(msgspec.Struct, kw_only=True):
 
     def _staged(self, e: InstanceDirected, fleet: Fleet) -> list[AnyCommand]:
         """Its weights in the pool, if the directive names any and they are not there."""
-        if e.model is None or _weights(e) in self.pool:
+        pool = self.pool(e.node)
+        if e.model is None or _weights(e) in pool:
             return []
-        self.pool[_weights(e)] = size = facts_of(fleet.models[e.model].spec).weight_bytes
+        pool[_weights(e)] = size = facts_of(fleet.models[e.model].spec).weight_bytes
         return [
             ReportStaged(
                 node=e.node, model=e.model, revision=e.revision, weight_set=_weights(e), size_bytes=size, took_ms=1

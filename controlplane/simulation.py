@@ -45,24 +45,26 @@ NODE, GATEWAY, DEVICE_BYTES = "n1", "gw_1", 1 << 30
 
 
 class Simulation:
-    """One node, one gateway, the decisions between them.
+    """Nodes (`n1`, `n2`, ...) that are alike, one gateway, the decisions between them.
 
     Attributes:
-        fleet: the live state. log: every event so far. now: Unix milliseconds. answers: request -> events that ended it.
+        fleet: the live state. log: every event so far. now: Unix milliseconds. nodes: their names. devices: of each node.
     """
 
-    def __init__(self, *, devices: int = 1, pool_bytes: int = 1 << 40, script: Script | None = None) -> None:
+    def __init__(self, *, nodes: int = 1, devices: int = 1, pool_bytes: int = 1 << 40, script: Script | None = None) -> None:
         self.script = script or Script()
         self.fleet, self.log, self.now = Fleet(), list[Recorded](), 1_000_000
         self.reality = Reality(script=self.script)
-        self.engines, self.pool = self.reality.engines, self.reality.pool
+        self.engines = self.reality.engines
+        self.nodes = tuple(f"n{number + 1}" for number in range(nodes))
         self.refusals: list[Refused] = []
         self.on_event: Callable[[Recorded], None] = lambda recorded: None
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
-        self._sent = self._boots = self._stamp = 0
-        self._devices = tuple(DeviceFound(f"dev{n}", f"cpu{n}", "cpu", DEVICE_BYTES) for n in range(devices))
-        self._pool_bytes = pool_bytes
-        self.hello()
+        self._sent = self._stamp = 0
+        self._boots = dict.fromkeys(self.nodes, 0)
+        self._devices, self._pool_bytes = devices, pool_bytes
+        for node in self.nodes:
+            self.hello(node)
         self.gateway = GATEWAY
         self.send(OpenGateway(gateway=self.gateway, host="here", pid=1))
         self._every_tick()
@@ -91,16 +93,20 @@ class Simulation:
         )  # fmt: skip
         return request
 
-    def hello(self, *, restart: bool = True) -> None:
-        """The worker starts (again) and says what it found."""
-        self._boots += restart
+    def hello(self, node: str = NODE, *, restart: bool = True) -> None:
+        """The node's worker starts (again) and says what it found."""
+        self._boots[node] += restart
         found = tuple(
-            InstanceFound(e.instance, e.rung, e.model, e.grant) for e in self.engines.values() if e.rung is not Rung.COLD
+            InstanceFound(e.instance, e.rung, e.model, e.grant)
+            for e in self.engines.values()
+            if e.node == node and e.rung is not Rung.COLD
         )
+        prefix = "" if node == NODE else f"{node}-"
+        devices = tuple(DeviceFound(f"{prefix}dev{n}", f"cpu{n}", "cpu", DEVICE_BYTES) for n in range(self._devices))
         self.send(
             Hello(
-                node=NODE, address="127.0.0.1", incarnation=f"inc_{self._boots}", boot="boot", devices=self._devices,
-                pool_budget_bytes=self._pool_bytes, instances=found, weight_sets=tuple(self.pool),
+                node=node, address="127.0.0.1", incarnation=f"inc_{node}_{self._boots[node]}", boot="boot", devices=devices,
+                pool_budget_bytes=self._pool_bytes, instances=found, weight_sets=tuple(self.reality.pool(node)),
             )
         )  # fmt: skip
 
@@ -114,7 +120,8 @@ class Simulation:
         directive = known.directive.number if known.directive else 0
         self._report(
             ReportFailed(
-                node=NODE, instance=instance, directive=directive, rung=known.rung, step="serve", code=code, message="it died"
+                node=engine.node, instance=instance, directive=directive, rung=known.rung, step="serve", code=code,
+                message="it died",
             )
         )  # fmt: skip
         for request in lost:
@@ -159,7 +166,7 @@ class Simulation:
     def _react(self, recorded: Recorded) -> None:
         match recorded.event:
             case InstanceDirected() as e:
-                engine = self.engines.setdefault(e.instance, Engine(instance=e.instance))
+                engine = self.engines.setdefault(e.instance, Engine(instance=e.instance, node=e.node))
                 engine.turn += 1
                 self._step(recorded.position, e, engine, engine.turn, self.now + self.script.drain_ms)
             case ModelRegistered() as e:
@@ -169,8 +176,8 @@ class Simulation:
             case ModelCleared() as e if self.fleet.models[e.model].facts is None:
                 self._inspect(self.fleet.models[e.model].spec, self.fleet.models[e.model].revision)
             case WeightsDismissed() as e:
-                self.pool.pop(e.weight_set, None)
-                report = ReportDropped(node=NODE, weight_set=e.weight_set, code="dismissed")
+                self.reality.pool(e.node).pop(e.weight_set, None)
+                report = ReportDropped(node=e.node, weight_set=e.weight_set, code="dismissed")
                 self._after(self.script.drop_ms, lambda: self._report(report))
             case RequestRouted() as e:
                 self._after(self.script.serve_ms, partial(self._finish, e))
@@ -218,6 +225,6 @@ class Simulation:
 
     def _try(self, body: AnyCommand) -> None:
         try:
-            self.send(body, actor=f"node:{NODE}")
+            self.send(body, actor=f"node:{getattr(body, 'node', NODE)}")
         except Refused as refused:
             self.refusals.append(refused)

@@ -53,7 +53,7 @@ from controlplane.fleet import Fleet, fold
 from controlplane.refusal import Refused
 from controlplane.rungs import Rung
 from controlplane.scripted import Script
-from controlplane.simulation import DEVICE_BYTES, NODE, Simulation
+from controlplane.simulation import DEVICE_BYTES, Simulation
 from controlplane.spec import Idle, ModelSpec
 
 SKELETON = DEVICE_BYTES // 64
@@ -125,12 +125,13 @@ class Fleets(RuleBasedStateMachine):
         self.gateways = 1
 
     @initialize(
-        devices=st.integers(1, 3), pool=st.sampled_from([1.2, 2.0, 9.0]), repeats=st.integers(1, 3),
+        nodes=st.sampled_from([1, 1, 2, 3]), devices=st.integers(1, 3), pool=st.sampled_from([1.2, 2.0, 9.0]),
+        repeats=st.integers(1, 3),
         late_ms=st.sampled_from([0, 30, 2_500]), start_ms=st.sampled_from([500, 4_000, 45_000]),
         sleep_ms=st.sampled_from([50, 1_000]), serve_ms=st.sampled_from([20, 700, 3_000]),
     )  # fmt: skip
-    def begin(self, devices: int, pool: float, **script: int) -> None:
-        self.sim = Simulation(devices=devices, pool_bytes=int(pool * DEVICE_BYTES), script=Script(**script))
+    def begin(self, nodes: int, devices: int, pool: float, **script: int) -> None:
+        self.sim = Simulation(nodes=nodes, devices=devices, pool_bytes=int(pool * DEVICE_BYTES), script=Script(**script))
         self.sim.on_event = self._watch
         for name in MODELS:
             self._send(RegisterModel(spec=spec(name)))  # refused: a gang that the node, or its pool, is too small for
@@ -166,6 +167,9 @@ class Fleets(RuleBasedStateMachine):
             case _:
                 pass
 
+    def _node(self, nth: int) -> str:
+        return self.sim.nodes[nth % len(self.sim.nodes)]
+
     def _send(self, body: Any) -> None:
         with suppress(Refused):
             self.sim.send(body)
@@ -196,18 +200,18 @@ class Fleets(RuleBasedStateMachine):
     def move(self, model: str, device: int) -> None:
         self._send(Move(what=model, device=f"cpu{device}"))
 
-    @rule(nth=st.integers(0, 2), eighths=st.integers(0, 8))
+    @rule(nth=st.integers(0, 8), eighths=st.integers(0, 8))
     def strangers(self, nth: int, eighths: int) -> None:
         """Others have so much of a device."""
         taken = (Outsider(pid=1, size_bytes=DEVICE_BYTES * eighths // 8),) if eighths else ()
-        devices = sorted(self.sim.fleet.devices)
-        self._send(ReportForeign(node=NODE, device=devices[nth % len(devices)], processes=taken))
+        device = sorted(self.sim.fleet.devices)[nth % len(self.sim.fleet.devices)]
+        self._send(ReportForeign(node=self.sim.fleet.devices[device].node, device=device, processes=taken))
 
-    @rule(skeletons=st.sampled_from([None, 0, 1, 2]))
-    def limit(self, skeletons: int | None) -> None:
-        """Engines off their devices may take so much of the host."""
+    @rule(skeletons=st.sampled_from([None, 0, 1, 2]), nth=st.integers(0, 2))
+    def limit(self, skeletons: int | None, nth: int) -> None:
+        """Engines off their devices may take so much of a host."""
         limits = NodeLimits(checkpoint_bytes=None if skeletons is None else skeletons * SKELETON)
-        self._send(ApplySettings(path="e.toml", digest="d", models=(), node=NODE, limits=limits))
+        self._send(ApplySettings(path="e.toml", digest="d", models=(), node=self._node(nth), limits=limits))
 
     @rule(model=models, kind=st.sampled_from(["soft", "hard", "retire"]), variant=st.integers(0, 2))
     def edit(self, model: str, kind: str, variant: int) -> None:
@@ -234,13 +238,15 @@ class Fleets(RuleBasedStateMachine):
             case "restart" | "lose":  # the worker comes back; an engine may have died unseen meanwhile
                 found = sorted(e.instance for e in self.sim.engines.values() if e.rung not in (Rung.COLD, Rung.SAVED))
                 if kind == "lose" and found:
-                    del self.sim.engines[found[nth % len(found)]]
-                self.sim.hello()
+                    node = self.sim.engines.pop(found[nth % len(found)]).node
+                    self.sim.hello(node)
+                else:
+                    self.sim.hello(self._node(nth))
             case "silence":
-                self._send(NodeSilent(node=NODE))
+                self._send(NodeSilent(node=self._node(nth)))
                 self.sim.run(nth * 300)
                 self.holds()
-                self._send(NodeHeard(node=NODE))
+                self._send(NodeHeard(node=self._node(nth)))
             case "gateway":
                 self.gateways += 1
                 if nth % 2:
@@ -265,9 +271,10 @@ class Fleets(RuleBasedStateMachine):
         if not hasattr(self, "sim"):
             return
         self.sim.script.fail.clear()
-        self._send(NodeHeard(node=NODE))
-        for device in self.sim.fleet.devices:
-            self._send(ReportForeign(node=NODE, device=device))
+        for node in self.sim.nodes:
+            self._send(NodeHeard(node=node))
+        for device in self.sim.fleet.devices.values():
+            self._send(ReportForeign(node=device.node, device=device.device))
         self.ending_ms = self.moved_ms = self.sim.now
         self.sim.on_event = self._watch_end
         self.sim.run_until(Simulation.steady)
@@ -277,12 +284,16 @@ class Fleets(RuleBasedStateMachine):
         fleet = self.sim.fleet
         assert self.ended == self.accepted, "I4: not every accepted request ended, once"
         assert not fleet.waiting
-        limit = fleet.nodes[NODE].checkpoint_bytes
-        assert limit is None or hostroom.held_bytes(fleet, NODE) <= limit, "more of the host than engines may take"
+        for node in self.sim.nodes:
+            limit = fleet.nodes[node].checkpoint_bytes
+            assert limit is None or hostroom.held_bytes(fleet, node) <= limit, "more of the host than engines may take"
         assert fold(self.sim.log) == fleet, "I7: folding the log gives the live state"
         real = {e.instance: (e.rung, e.model if e.rung is Rung.UP else None, e.grant) for e in self.sim.engines.values()}
         believed = {i.instance: (i.rung, i.model if i.rung is Rung.UP else None, i.grant) for i in fleet.instances.values()}
         assert real == believed, "I7: what is there is what the plane believes"
+        pooled = {(node, weight_set) for node in self.sim.nodes for weight_set in self.sim.reality.pool(node)}
+        if self.sim.script.repeats == 1:  # else word of a set may come again after it has gone; the log knows it by its id
+            assert pooled == {(w.node, w.weight_set) for w in fleet.weights.values()}, "I7: what pools have"
 
 
 TestFleets = Fleets.TestCase

@@ -21,8 +21,8 @@ def spec(name: str, cells: int = 8, idle: Idle | None = None, source: str = "") 
     return ModelSpec(name=name, source=source or name, engine="fake", arguments=arguments, idle=idle or Idle())
 
 
-def simulation(*models: ModelSpec, devices: int = 1, **script: Any) -> Simulation:
-    sim = Simulation(devices=devices, script=Script(**script))
+def simulation(*models: ModelSpec, nodes: int = 1, devices: int = 1, **script: Any) -> Simulation:
+    sim = Simulation(nodes=nodes, devices=devices, script=Script(**script))
     for model in models:
         sim.send(RegisterModel(spec=model))
     sim.run(100)
@@ -58,17 +58,21 @@ def test_the_head_is_served_within_its_bound_however_busy_the_warm_model_is() ->
     assert max(queued["warm"]) < 15_000
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_all_that_waits_is_served_when_the_capacity_allows(seed: int) -> None:  # I8
+def test_all_that_waits_is_served_when_the_capacity_allows(seed: int, nodes: int) -> None:  # I8
     rng = random.Random(seed)
     models = [spec("w1"), spec("w2"), spec("h1", 4), spec("h2", 4, source="h1"), spec("q", 2), spec("e", 1)]
-    sim = simulation(*models, devices=rng.choice([1, 2]), start_ms=rng.choice([200, 3_000]), serve_ms=rng.choice([50, 800]))
+    sim = simulation(
+        *models, nodes=nodes, devices=rng.choice([1, 2]), start_ms=rng.choice([200, 3_000]), serve_ms=rng.choice([50, 800])
+    )  # fmt: skip
     for _ in range(150):
         sim.admit(rng.choice(models).name)
         sim.run(rng.choice([0, 10, 300, 2_000]))
     sim.run_until(Simulation.steady)
     assert count(sim, RequestFinished) == count(sim, RequestAccepted) == 150
     assert max(max(queued) for queued in waits(sim).values()) < 120_000
+    assert {instance.node for instance in sim.fleet.instances.values()} == set(sim.nodes)
 
 
 def test_a_start_that_fails_and_a_slow_one_behind_it_do_not_wait_for_each_other() -> None:  # I8, C26
