@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from compose.bench.engineprocess import EngineProcess, Generated
+from compose.bench.holdings import held
 from compose.bench.load import MANY, PROMPTS, TOKENS
 from compose.bench.plainprocess import PlainProcess
 from compose.bench.rows import Row, medians
@@ -100,6 +101,7 @@ class SwapParts:
             "sleep_ms": sleep_ms, "detach_ms": detach_ms, "warm_first_token_ms": warm_ms, "bytes_copied": up.bytes_copied,
             "same_tokens": ids == self.tokens.setdefault(name, ids), **top, **self._used("device_bytes_asleep"),
             "graphs": up.graphs, "graphs_again": engine.tell(Health()).graphs_again,
+            **held("engine", engine.process.pid), **self._daemon(),
         }  # fmt: skip
 
     def switches(self, *, resident: bool) -> Row:
@@ -229,6 +231,9 @@ class SwapParts:
 
     def _warm_ms(self) -> float:
         return statistics.median(self.engine.generate(1).first_ms for _ in range(3))
+
+    def _daemon(self) -> Row:
+        return held("daemon", self.scene.daemon.pid) if self.scene.daemon is not None else {}
 
     def _used(self, name: str) -> Row:
         devices = self.scene.device.split(",") if self.scene.device else []

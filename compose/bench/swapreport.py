@@ -7,6 +7,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from compose.bench.holdings import WHAT, grown
 from compose.bench.rows import Row
 
 STEPS: Final = {
@@ -87,6 +88,9 @@ def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]
         yield "switch", _switch(parts["switches"]), ""
     if "switches, both resident" in parts:
         yield "switch, both resident", _switch(parts["switches, both resident"]), f"goal {RESIDENT_MS} ms"
+    for name, part in parts.items():
+        if name.startswith("cycles"):
+            yield from _growth(name, part.get("rows", [])[1:])
     for level in (1, 2):
         if (plain := parts.get(f"plain vLLM, level {level}")) and cycle:
             theirs = plain["median"]["cycle_ms"][0]
@@ -102,6 +106,17 @@ def _figures(rows: Row, parts: dict[str, Row]) -> Iterator[tuple[str, str, str]]
         yield "start that finds artefacts", f"{starts['with']:.1f} s", beside
     if "plain vLLM" in parts:
         yield "start of plain vLLM", f"{parts['plain vLLM']['start_s']:.1f} s", "reads its weights"
+
+
+def _growth(name: str, rows: list[Row]) -> Iterator[tuple[str, str, str]]:
+    beside = f"since a quarter of {len(rows)} cycles"
+    for who in ("engine", "daemon"):
+        if rows and f"{who}_fds" in rows[0]:
+            counts = (f"{grown(rows, f'{who}_{key}'):+d} {what}" for key, what in WHAT.items())
+            yield f"{name}: {who}, grown by", ", ".join(counts), beside
+    if rows and "device_bytes_asleep" in rows[0]:
+        more, first = grown(rows, "device_bytes_asleep"), rows[0]["device_bytes_asleep"]
+        yield f"{name}: device, asleep", f"{more:+d} bytes", f"{beside}; {first} after the first"
 
 
 def _speeds(found: Row | None) -> Iterator[tuple[str, str, str]]:

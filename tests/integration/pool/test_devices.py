@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -193,6 +194,27 @@ async def test_a_copy_that_fails_leaves_no_descriptor_of_its_memory(room: Room, 
     await until(lambda: descriptors_of_blocks() <= others)
     room.gpu.failing = False
     await asyncio.to_thread((await room.attach(second)).release)
+
+
+async def test_two_hundred_wakes_and_switches_leave_nothing_behind(room: Room) -> None:
+    first, second = await two_sets(room)
+
+    async def wake_and_switch() -> tuple[int, int, int]:
+        old = await room.attach(first)
+        old.close_fds()  # as an engine that has mapped them
+        new = await asyncio.to_thread(exchange, old, second)
+        new.close_fds()
+        await asyncio.to_thread(new.release)
+        await until(lambda: not room.gpu.blocks)
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(room.gpu.blocks)
+
+    for _ in range(20):  # threads of the loop's own are made as they are needed
+        begun = await wake_and_switch()
+    for _ in range(200):
+        ended = await wake_and_switch()
+    gc.collect()
+    assert ended[2] == 0
+    assert ended[0] <= begun[0] + 5 and ended[1] <= begun[1] + 5, f"descriptors, threads, blocks: {begun} -> {ended}"
 
 
 async def test_an_engine_that_dies_gives_its_memory_back(room: Room) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from compose.bench import checkpoints, ladderreport, swapreport
+from compose.bench.holdings import grown, held
 from compose.bench.rows import medians
 from compose.bench.shapes import SHAPES
 from compose.cli import main
@@ -62,6 +65,24 @@ def test_medians_are_of_numbers_and_truths_of_all() -> None:
     ]
     assert medians(rows) == {"ms": [2.0, 1.0, 3.0], "same_tokens": False}
     assert medians([]) == {}
+
+
+def test_growth_is_counted_from_a_quarter_of_the_cycles_on() -> None:
+    rows = [{"engine_fds": value} for value in (5, 9, 11, 11, 11, 11, 11, 13)]
+    assert grown(rows, "engine_fds") == 2
+    assert grown(rows[:1], "engine_fds") == 0
+
+
+def test_what_a_process_and_its_children_hold_is_counted_together() -> None:
+    child = "import sys; held = [open('/dev/null') for _ in range(40)]; print(flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdin is not None and run.stdout is not None
+        run.stdout.readline()
+        found = held("it", run.pid)
+        run.stdin.close()
+    assert found["it_fds"] >= 46 and found["it_threads"] == 2
+    assert found["it_maps"] > 20 and found["it_private_bytes"] > 1 << 20
 
 
 def test_one_comparison_that_fails_anywhere_shows() -> None:
