@@ -48,7 +48,7 @@ class Simulation:
     """Nodes (`n1`, `n2`, ...) that are alike, one gateway, the decisions between them.
 
     Attributes:
-        fleet: the live state. log: every event so far. now: Unix milliseconds. nodes: their names. devices: of each node.
+        fleet: the live state. log: every event so far. now: Unix milliseconds. nodes: their names.
     """
 
     def __init__(self, *, nodes: int = 1, devices: int = 1, pool_bytes: int = 1 << 40, script: Script | None = None) -> None:
@@ -93,9 +93,9 @@ class Simulation:
         )  # fmt: skip
         return request
 
-    def hello(self, node: str = NODE, *, restart: bool = True) -> None:
+    def hello(self, node: str = NODE) -> None:
         """The node's worker starts (again) and says what it found."""
-        self._boots[node] += restart
+        self._boots[node] += 1
         found = tuple(
             InstanceFound(e.instance, e.rung, e.model, e.grant)
             for e in self.engines.values()
