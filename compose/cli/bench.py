@@ -1,5 +1,8 @@
 """`bench`: figures of this machine, each beside its yardstick. No plane is needed, none is touched."""
 
+import signal
+import sys
+from types import FrameType
 from typing import Final
 
 from compose.cli.commands import Commands
@@ -10,5 +13,20 @@ BENCHES: Final = {
     "move": ("compose.bench.move", "What it costs to take a live engine from one GPU to another."),
 }
 """Name -> (module that has a command of that name, what it says in the list)."""
+ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 
-bench = Commands("bench", BENCHES, help="Measure this machine: figures beside their yardsticks.")
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """As Ctrl-C does: through all that ends engines, pools and planes and removes what was made. Once."""
+    for one in ENDS:
+        signal.signal(one, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _may_be_ended() -> None:
+    for number in ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _end)
+
+
+bench = Commands("bench", BENCHES, callback=_may_be_ended, help="Measure this machine: figures beside their yardsticks.")
