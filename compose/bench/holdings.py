@@ -9,9 +9,7 @@ import psutil
 
 from compose.bench.rows import Row
 
-WHAT: Final = {
-    "fds": "descriptors", "threads": "threads", "maps": "mappings", "private_bytes": "bytes of its own"
-}  # fmt: skip
+WHAT: Final = {"fds": "descriptors", "threads": "threads", "maps": "mappings", "private_bytes": "bytes of its own"}
 """Key of a row -> its name. Bytes of its own: pages that no other process shares (`Private_*` of the kernel's smaps_rollup)."""
 
 

@@ -89,7 +89,8 @@ class SwapParts:
         first_ms = engine.generate(1).first_ms
         ids = engine.generate(TOKENS).ids
         warm_ms = self._warm_ms()
-        top = self._used("device_bytes_up")
+        # Counted here and not asleep: an attach comes right behind a detach, when the driver wipes what was given back.
+        top = {**self._used("device_bytes_up"), **held("engine", engine.process.pid), **self._daemon()}
         _, drain_ms = engine.timed(Drain(deadline_ms=5000))
         _, sleep_ms = engine.timed(Sleep())
         _, detach_ms = engine.timed(Detach())
@@ -101,7 +102,6 @@ class SwapParts:
             "sleep_ms": sleep_ms, "detach_ms": detach_ms, "warm_first_token_ms": warm_ms, "bytes_copied": up.bytes_copied,
             "same_tokens": ids == self.tokens.setdefault(name, ids), **top, **self._used("device_bytes_asleep"),
             "graphs": up.graphs, "graphs_again": engine.tell(Health()).graphs_again,
-            **held("engine", engine.process.pid), **self._daemon(),
         }  # fmt: skip
 
     def switches(self, *, resident: bool) -> Row:

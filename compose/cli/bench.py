@@ -2,8 +2,12 @@
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
+
+import click
 
 from compose.cli.commands import Commands
 
@@ -23,10 +27,22 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _may_be_ended() -> None:
-    for number in ENDS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+@contextmanager
+def _ended_tidily() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ENDS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-bench = Commands("bench", BENCHES, callback=_may_be_ended, help="Measure this machine: figures beside their yardsticks.")
+@click.pass_context
+def _begin(context: click.Context) -> None:
+    context.with_resource(_ended_tidily())
+
+
+bench = Commands("bench", BENCHES, callback=_begin, help="Measure this machine: figures beside their yardsticks.")
