@@ -142,7 +142,7 @@ class Bus:
     async def answers(self, deadline_s: float) -> bool:
         """Whether the server answers on this connection."""
         # A task of its own, as in `open`: the client's `wait_for` loses a cancellation that meets the answer (3.11).
-        asking = asyncio.create_task(self.nc.flush(max(1, round(deadline_s))))
+        asking = asyncio.create_task(self.nc.flush(deadline_s))
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             async with asyncio.timeout(deadline_s):

@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from compose.embedded.nats import EmbeddedNats
 from controlplane import subjects
+from controlplane.asker import Asker
 from controlplane.bus import Bus
 from controlplane.envelope import to_wire
 from controlplane.events import NodeFellSilent
@@ -51,7 +51,8 @@ async def connected(plane: Plane, party: str) -> AsyncIterator[tuple[Client, lis
         complaints.append(str(error).lower())
 
     login = plane.nats_logins[party]
-    client = await nats.connect(
+    client = Asker()
+    await client.connect(
         plane.nats_url, user=login.user, password=login.password, error_cb=complain, inbox_prefix=inbox(party).encode()
     )
     try:
