@@ -55,6 +55,7 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "enforce_eager": Allowed(kind=bool),
         "compile": Allowed(kind=bool),
         "prefix_caching": Allowed(kind=bool),
+        "gang_checkpoint": Allowed(kind=bool),
         "draft_model": Allowed(kind=str, pattern="hf:ORG/NAME@COMMIT or an absolute directory"),
         "num_speculative_tokens": Allowed(kind=int, low=1, high=16),
     },
@@ -71,6 +72,7 @@ ALLOWED: Final[dict[EngineName, dict[str, Allowed]]] = {
         "fail": Allowed(kind=str, pattern=f"one of {', '.join(FAULTS)}, then `:` and a number"),
         "ignore_stop": Allowed(kind=bool),
         "gpu": Allowed(kind=bool),
+        "gang_checkpoint": Allowed(kind=bool),
         "keep_fraction": Allowed(kind=float, low=0, high=1),
     },
 }

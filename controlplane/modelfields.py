@@ -42,6 +42,8 @@ def spec_from_fields(fields: Mapping[str, object]) -> ModelSpec:
     arguments = _table(fields.get("arguments", {}), "arguments")
     name = model_name(_required(fields, "name"), "name")
     gpus = _gpus(fields.get("share", "auto"), engine)
+    if gpus == 1 and "gang_checkpoint" in arguments:
+        raise invalid("arguments.gang_checkpoint", "of a model on several devices; leave it out, or write share = { gpus = 2 }")
     if gpus > 1 and "draft_model" in arguments:
         raise Refused(
             Code.NOT_AVAILABLE,

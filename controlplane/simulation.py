@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from controlplane import ids
+from controlplane.arguments import shaping
 from controlplane.commands import (
     Admit,
     AnyCommand,
@@ -188,7 +189,7 @@ class Simulation:
         facts = facts_of(spec)
         report = ReportModel(
             node=NODE, model=spec.name, revision=revision, facts=facts, engine="fake",
-            arguments={name: value for name, value in spec.arguments.items() if name == "gpu"},
+            arguments=shaping(spec.engine, spec.arguments),
         )  # fmt: skip
         self._after(self.script.inspect_ms, lambda: self._report(report))
 

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from pool import vllm_backend, vllm_graphs, vllm_version
+from pool import vllm_backend, vllm_graphs, vllm_group, vllm_version
 from pool.devicelink import find
 from pool.ranks import JOINT, Answer, Word, form_of
 
@@ -93,3 +93,16 @@ class _Orders:
 
     def kv_release(self) -> None:
         self._backend.kv.release()
+
+    def bond(self) -> str | None:
+        return vllm_group.bond()
+
+    def disband(self, stack_bytes: int) -> tuple[bool, int]:
+        return vllm_group.disband(self._worker.model_runner, stack_bytes)
+
+    def regroup(self, stack_bytes: tuple[int, ...]) -> None:
+        """By rank, what `disband` has found."""
+        vllm_group.regroup(stack_bytes[self._rank])
+
+    def capture(self) -> None:
+        vllm_group.capture(self._worker.model_runner)

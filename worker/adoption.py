@@ -1,5 +1,7 @@
 """What an earlier worker left of one instance, found out."""
 
+import asyncio
+
 from worker import checkpoint, instancedir, parked
 from worker.cuda.operation import operate, state_of
 from worker.cuda.surgeon import CudaState
@@ -83,15 +85,15 @@ async def _parked(local: LocalInstance) -> EngineState:
     if where is None:
         await parked.asked(local, local.holder.release)
         return EngineState.STARTING
-    pid = await parked.engine_pid(local)
-    state = await state_of(where, pid)
-    if state is CudaState.CHECKPOINTED:
+    pids = await parked.pids(local)
+    states = await asyncio.gather(*(state_of(where, pid) for pid in pids))
+    if set(states) == {CudaState.CHECKPOINTED}:
         if (record := local.record).left_device is None:  # that worker died before it wrote down where it was
             local.directory.edit(left_device=record.device)
         return EngineState.CHECKPOINTED
-    if state is CudaState.LOCKED:
-        await operate(where, (pid,), ("unlock",), deadline_s=local.site.deadlines.cuda_restore)
-    elif state is not CudaState.RUNNING:
-        return EngineState.DEAD
+    if not set(states) <= {CudaState.RUNNING, CudaState.LOCKED}:
+        return EngineState.DEAD  # of a gang some are off their GPUs and some are not: they don't find together again
+    if locked := [pid for pid, state in zip(pids, states, strict=True) if state is CudaState.LOCKED]:
+        await operate(where, locked, ("unlock",), deadline_s=local.site.deadlines.cuda_restore)
     await parked.asked(local, local.holder.release)
     return EngineState.STARTING

@@ -21,7 +21,8 @@ async def take_cells(local: LocalInstance, wanted: Wanted) -> None:
     if grant is None:
         raise StepFailed("fenced", "the grant of this directive has been returned")
     started = local.seen.engine in (EngineState.STARTING, EngineState.CONNECTED)
-    if local.seen.own_layout and started and record.devices != ranks:
+    stays = started or bool(record.members and local.seen.engine is EngineState.CHECKPOINTED)  # alone it may change its GPU
+    if local.seen.own_layout and stays and record.devices != ranks:
         here, there = " and ".join(record.devices), " and ".join(ranks)
         raise StepFailed("wrong_device", f"this skeleton was started on {here}; its grant is of {there}")
     shares = [Share(one.device, tuple(range(one.offset, one.offset + one.cells)), one.number) for one in wanted.grants]

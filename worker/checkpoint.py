@@ -59,8 +59,8 @@ async def down(local: LocalInstance, parts: Parts) -> None:
 async def take_off(local: LocalInstance, parts: Parts) -> None:
     """Park it and take it off the GPU. The step process gets ready meanwhile.
 
-    Raises StepFailed: `not_available`, `not_drained`, `still_mapped` (nothing was done), `no_memory`, the driver's code,
-    `step_deadline`, `memory_kept`.
+    Raises StepFailed: `not_available`, `not_drained`, `still_mapped`, `bound` (nothing was done), `no_memory`, the driver's
+    code, `step_deadline`, `memory_kept`.
     """
     where = theatre(local)
     if where is None:
@@ -72,19 +72,21 @@ async def take_off(local: LocalInstance, parts: Parts) -> None:
     try:
         with parts.of("park"):
             await parked.asked(local, lambda: local.holder.park(deadline_s=local.site.deadlines.checkpoint / 3))
-        pid = await parked.engine_pid(local)
+        pids = await parked.pids(local)
         with parts.of("cuda_ready"):
             operation = await asyncio.shield(readying)
     except BaseException:
         not_wanted(readying)
         raise
     with parts.of("cuda_checkpoint"):
-        said = await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
+        said = await operation.carry_out(pids, max(0.0, ends - time.monotonic()))
     await operation.end()
-    if (state := said[-1].state) is not CudaState.CHECKPOINTED:
-        raise StepFailed("cuda_failed", f"the checkpoint succeeded, and the driver says {state}")
-    if where.twin is None and (left := await asyncio.to_thread(gpus.used_by, record.device or "", pid)):
-        raise StepFailed("memory_kept", f"checkpointed, the engine still has {human_bytes(left)} of {record.device}")
+    for one in said[-len(pids) :]:
+        if one.state is not CudaState.CHECKPOINTED:
+            raise StepFailed("cuda_failed", f"the checkpoint of pid {one.pid} succeeded, and the driver says {one.state}")
+    for device, pid in zip(record.devices, pids, strict=False) if where.twin is None else ():
+        if left := await asyncio.to_thread(gpus.used_by, device, pid):
+            raise StepFailed("memory_kept", f"checkpointed, the engine still has {human_bytes(left)} of {device}")
     local.engine_state = None
     local.directory.edit(left_device=record.device)
     local.note(engine=EngineState.CHECKPOINTED, awake=False, attached=None, loaded=False, drained=True, verified=True)
@@ -107,6 +109,9 @@ def _refuse(local: LocalInstance) -> None:
             f"{seen.attached or 'memory of weights'} is mapped, or was not seen to be gone: a process that imports memory "
             "can't come back from a checkpoint",
         )
+    if len(local.record.ranks) != len(local.record.members):
+        known, ranks = len(local.record.members), len(local.record.ranks)
+        raise StepFailed("bound", f"of {ranks} ranks the processes of {known} are known: stop the model and load it again")
 
 
 def _host_has_room(need: int) -> None:
@@ -144,9 +149,9 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
     devices = exchanged(was, record.device, [one.uuid for one in await asyncio.to_thread(gpus.gpus)])
     if devices:
         local.stand_down()  # one that was got ready would bring it back to where it was
-    pid = await parked.engine_pid(local)
+    pids = await parked.pids(local)
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
-    await operation.carry_out((pid,), max(0.0, ends - time.monotonic()))
+    await operation.carry_out(pids, max(0.0, ends - time.monotonic()))
     try:
         await parked.release(local, deadline_s)
     finally:
@@ -176,14 +181,16 @@ async def _room(local: LocalInstance, where: Theatre) -> None:
     record = local.record
     if where.twin is not None or record.device is None:
         return
-    margin = min(MARGIN_BYTES, local.site.size_of(record.device) // MARGIN_PART)
-    need, ends = record.skeleton_bytes + margin, asyncio.get_running_loop().time() + FREE_S
-    while (free := await asyncio.to_thread(gpus.free_bytes, record.device)) < need:
-        if asyncio.get_running_loop().time() > ends:
-            local.stand_down()
-            needs, has = need_and_limit(need, free)
-            raise StepFailed("no_device_memory", f"the engine needs {needs} of {record.device} to come back, {has} are free")
-        await asyncio.sleep(POLL_S * 10)
+    ends = asyncio.get_running_loop().time() + FREE_S
+    for device in record.devices:
+        margin = min(MARGIN_BYTES, local.site.size_of(device) // MARGIN_PART)
+        need = record.skeleton_bytes // len(record.devices) + margin
+        while (free := await asyncio.to_thread(gpus.free_bytes, device)) < need:
+            if asyncio.get_running_loop().time() > ends:
+                local.stand_down()
+                needs, has = need_and_limit(need, free)
+                raise StepFailed("no_device_memory", f"the engine needs {needs} of {device} to come back, {has} are free")
+            await asyncio.sleep(POLL_S * 10)
 
 
 async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
@@ -191,8 +198,9 @@ async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
     images, record = local.site.images, local.record
     local.unwatch("engine")
     await parked.asked(local, lambda: local.holder.kill(0))
-    if record.engine is not None and not await processes.end(record.engine, grace_s=0):
-        raise StepFailed("unkillable", f"the engine, pid {record.engine.pid}, outlives SIGKILL")
+    for one in (record.engine, *record.members):
+        if one is not None and not await processes.end(one, grace_s=0):
+            raise StepFailed("unkillable", f"pid {one.pid} of the engine outlives SIGKILL")
     found = None
     if local.restored_from is None:
         found = await asyncio.to_thread(images.find, record.configuration, record.kind)
@@ -201,7 +209,7 @@ async def fall_back(local: LocalInstance, failure: StepFailed) -> None:
             images.fail, local.restored_from, record.configuration, "restore", failure.code, failure.message
         )
     local.restored_from = None
-    local.directory.edit(engine=None, left_device=None, unproven=None)
+    local.directory.edit(engine=None, left_device=None, unproven=None, members=())
     local.note(
         engine=EngineState.ABSENT, image=found.image if found is not None else None, attached=None, awake=False, checked=False,
         woken_for=None, verified=True,

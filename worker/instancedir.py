@@ -70,6 +70,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The image that the engine came from, until its first known answer was right."""
     unread: bool = False
     """Whether that image's memory is still being compared with its digest: till then the engine is not released."""
+    members: tuple[Process, ...] = ()
+    """Of a gang: its ranks' processes, in order of rank. They live and die with `engine`, which is another one."""
     skeleton_bytes: int = 0
     """Private bytes of the engine when it connected, weights of its own left out: nothing mapped, no KV."""
 

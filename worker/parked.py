@@ -24,12 +24,13 @@ async def asked(local: LocalInstance, ask: Callable[[], Awaitable[Held]]) -> Hel
         raise StepFailed("holder_died", str(error)) from error
 
 
-async def engine_pid(local: LocalInstance) -> int:
-    """As this process sees it. Raises StepFailed (`engine_died`)."""
+async def pids(local: LocalInstance) -> tuple[int, ...]:
+    """Whom the driver is asked about, as this process sees them: the engine, or a gang's ranks. Raises StepFailed
+    (`engine_died`)."""
     held = await asked(local, local.holder.ask)
     if held.engine is None or held.exit is not None:
         raise StepFailed("engine_died", "there is no engine")
-    return held.engine.pid
+    return tuple(member.pid for member in local.record.members) or (held.engine.pid,)
 
 
 async def release(local: LocalInstance, deadline_s: float) -> None:

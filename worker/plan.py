@@ -41,6 +41,8 @@ def _climb(wanted: Wanted, seen: Observed) -> tuple[Move, ...]:
     if mapped and seen.frontend and seen.serving == Served(d.model, d.revision, d.grant):
         return ()
     moves = [*_ready(seen, goal, mapped=mapped), *_skeleton(seen, goal, d.grant)]
+    if not wanted.gang:
+        moves += _fill(seen, goal, d.grant)
     if moves:
         return tuple(moves)
     if _elsewhere(wanted, seen):
@@ -82,11 +84,12 @@ def _skeleton(seen: Observed, goal: Goal, grant: int) -> list[Move]:
         moves.append(Move(StepName.CONNECT))
     elif seen.engine is EngineState.CHECKPOINTED:
         moves += _cells(seen, grant) or [Move(StepName.CUDA_RESTORE, grant=grant)]
-    return [*moves, *_fill(seen, goal, grant)]
+    return moves
 
 
 def _fill(seen: Observed, goal: Goal, grant: int) -> list[Move]:
-    """The bytes travel while the process comes back. Not before the cells are this grant's."""
+    """The bytes travel while the process comes back. Not before the cells are this grant's, and not for a gang: its ranks
+    capture their graphs anew, beside which the copy is short."""
     coming = seen.engine is EngineState.CHECKPOINTED or (seen.engine is EngineState.ABSENT and seen.image is not None)
     if not (coming and seen.own_layout and seen.grant == grant and seen.staged is not None and seen.staged[0] == goal):
         return []

@@ -6,6 +6,19 @@ from worker import gpus, processes
 from worker.engines.messages import State
 from worker.instancedir import Record
 from worker.ledger import Resident
+from worker.processes import Process
+
+
+def members(record: Record) -> tuple[Process, ...]:
+    """Of a gang that has just started, in order of rank; of one that holds no GPU, all processes beside the engine's own."""
+    engine = record.engine
+    if engine is None:
+        return ()
+    own = {one.pid: one for one in processes.in_session(engine.pid) if one.pid != engine.pid}
+    if not record.ranks or record.pretends:
+        return tuple(own[pid] for pid in sorted(own))
+    on = _pids(record)
+    return tuple(own[on[device]] for device in record.ranks if on.get(device) in own)
 
 
 def used_bytes(record: Record) -> int | None:

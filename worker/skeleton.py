@@ -12,7 +12,7 @@ import structlog
 from controlplane.arguments import shaping
 from controlplane.fleet.reach import holds_gpu
 from controlplane.spec import Argument
-from worker import processes
+from worker import processes, ranks
 from worker.cuda.twin import FAULTS
 from worker.deviceroom import see_room
 from worker.engines.messages import Health, Shutdown
@@ -72,7 +72,7 @@ async def start_engine(local: LocalInstance) -> None:
         "--artefacts", str(local.site.data / "artefacts"), *_on_device(local),
     )  # fmt: skip
     local.directory.edit(  # before there is one: should this worker die now, the next one knows what it finds
-        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None,
+        kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None, members=(),
         **pretence(spec.engine, spec.arguments),
     )  # fmt: skip
     try:
@@ -108,13 +108,13 @@ async def _started(local: LocalInstance, argv: tuple[str, ...]) -> Held:
 def _on_device(local: LocalInstance) -> tuple[str, ...]:
     """Where a skeleton on a GPU is started, for good, and whether it need read no weights. Raises StepFailed."""
     assert local.shelved is not None
-    ranks = local.shelved.model.spec.gpus
+    number = local.shelved.model.spec.gpus
     if not local.seen.own_layout:
-        return ("--ranks", str(ranks)) if ranks > 1 else ()
+        return ("--ranks", str(number)) if number > 1 else ()
     devices = local.record.devices
-    if len(devices) != ranks or not all(map(local.site.is_gpu, devices)):
+    if len(devices) != number or not all(map(local.site.is_gpu, devices)):
         has = " and ".join(devices) or "no device"
-        raise StepFailed("wrong_device", f"its cells are of {has}, which is not {ranks} of this node's GPUs")
+        raise StepFailed("wrong_device", f"its cells are of {has}, which is not {number} of this node's GPUs")
     device = ",".join(devices)
     return ("--device", device) if local.seen.staged is None else ("--device", device, "--bare")
 
@@ -140,7 +140,9 @@ async def connect(local: LocalInstance) -> None:
             break
         await asyncio.sleep(CONNECT_POLL_S)
     state = await local.tell(Health(), local.site.deadlines.attach)
-    local.directory.edit(skeleton_bytes=max(0, state.bytes_private - state.bytes_own))
+    record = local.directory.edit(skeleton_bytes=max(0, state.bytes_private - state.bytes_own))
+    if local.shelved is not None and local.shelved.model.spec.gpus > 1:
+        local.directory.edit(members=await asyncio.to_thread(ranks.members, record))
     local.take(state)
     local.note(engine=EngineState.CONNECTED)
 

@@ -1,7 +1,7 @@
 """Plans of gangs: instances that take several whole devices of one node. All of them or none; pure, like `plan`.
 
-The order is that of `plan`: a sleeping gang on its own devices, an idle one that switches, free devices, devices that become
-free. Among these, devices that reach one another directly come first.
+The order is that of `plan`: a sleeping gang on its own devices, an idle one that switches, one at `checkpoint` on those where
+it was, free devices, devices that become free. Among these, devices that reach one another directly come first.
 """
 
 from collections.abc import Iterable
@@ -24,8 +24,9 @@ def plan(
         if len(i.devices) == model.spec.gpus and i.instance not in board.kept and all(device in sizes for device in i.devices)
     ]  # fmt: skip
     return (
-        _wake(fleet, fitting, board)
+        _woken(fleet, fitting, board, Rung.SLEEP)
         or _switch(fleet, fitting, board, overdue=overdue)
+        or _woken(fleet, fitting, board, Rung.CHECKPOINT)
         or _create(fleet, model, sizes, board)
         or _evict(fleet, model, sizes, fitting, board, overdue=overdue)
     )
@@ -39,11 +40,12 @@ def _plan(slots: tuple[Slot, ...], instance: Instance | None = None, grant: int 
     return Plan(slot=slots[0], others=slots[1:], instance=instance.instance if instance else None, grant=grant)
 
 
-def _wake(fleet: Fleet, mates: list[Instance], board: Board) -> Plan | None:
+def _woken(fleet: Fleet, mates: list[Instance], board: Board, rung: Rung) -> Plan | None:
+    """One that stands on this rung, where it is or was: a gang does not change its devices."""
     held = occupied(fleet)
     for instance in sorted(mates, key=lambda i: (i.since_ms, i.instance)):
         free = all(not held.get(device, 0) | board.reserved.get(device, 0) for device in instance.devices)
-        if instance.rung is Rung.SLEEP and free and standing.idle(fleet, instance):
+        if instance.rung is rung and free and standing.idle(fleet, instance):
             return _plan(whole(instance.devices), instance)
     return None
 
@@ -66,7 +68,8 @@ def _evict(
 ) -> Plan | None:
     """Of all groups of devices that no earlier plan needs the one that costs the least; nobody leaves unless all can."""
     open_ = [device for device in sizes if not board.reserved.get(device, 0)]
-    warm = {device for instance in mates if instance.rung is Rung.SLEEP for device in instance.devices}
+    skeletons = [instance for instance in mates if instance.rung in (Rung.SLEEP, Rung.CHECKPOINT)]
+    warm = {device for instance in skeletons for device in instance.devices}
     ranked: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
     for together in (True, False):
         for group in neighbours(fleet, open_, together=together):

@@ -32,7 +32,8 @@ def need_bytes(fleet: Fleet, instance: Instance) -> int:
     if configuration is not None and configuration.host_bytes is not None:
         return configuration.host_bytes
     saved = max((image.size_bytes + image.zero_bytes for image in images.of(fleet, instance)), default=0)
-    measured = configuration.skeleton_bytes if configuration is not None else None
+    each = configuration.skeleton_bytes if configuration is not None else None
+    measured = each * max(1, len(instance.ranks)) if each is not None else None
     return max(saved, measured or instance.bytes_used - instance.bytes_mapped)
 
 

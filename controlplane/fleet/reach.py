@@ -21,8 +21,11 @@ def no_checkpoint(fleet: Fleet, instance: Instance) -> str | None:
     configuration, node = fleet.configurations.get(instance.configuration), fleet.nodes.get(instance.node)
     if configuration is None or not holds_gpu(configuration.engine, configuration.arguments):
         return without_gpu(configuration.engine if configuration else "the engine")
-    if instance.ranks:
-        return f"{instance.instance} takes {len(instance.ranks)} devices: gangs are not checkpointed"
+    if instance.ranks and not configuration.arguments.get("gang_checkpoint"):
+        return (
+            f"{instance.instance} takes {len(instance.ranks)} devices: its ranks would have to give up their communicators and "
+            "CUDA graphs and make them anew, which its model does not ask for (arguments.gang_checkpoint)"
+        )
     if configuration.engine == "fake":
         return None  # it pretends to hold a GPU, and its node pretends to take it off
     if node is not None and node.no_checkpoint:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -18,8 +19,9 @@ from worker.processes import in_session
 
 PAIR = fake("pair", weight_bytes=2 << 20, tokens_per_s=100).replace("share = 1", "share = { gpus = 2 }")
 LAME = fake("lame", fail="rank_wake:1").replace("share = 1", "share = { gpus = 2 }")
+LOOSE = fake("loose", gpu=True, gang_checkpoint=True).replace("share = 1", "share = { gpus = 2 }")
 MOVERS = fake("one", share=0.5, tokens_per_s=100) + fake("card", share=0.5, tokens_per_s=100, gpu=True)
-SETTINGS = NODE + PAIR + LAME + MOVERS + fake("whole", kv_bytes=2 << 20)
+SETTINGS = NODE + PAIR + LAME + LOOSE + MOVERS + fake("whole", kv_bytes=2 << 20)
 TEXT = "a stream that must not lose a letter, nor say one twice; " * 2
 LONG = TEXT * 4
 """Five seconds of it."""
@@ -44,6 +46,37 @@ async def test_a_gang_takes_every_device_and_gives_them_back_as_one(plane: Plane
     assert not (await plane.fleet()).grants
     assert await plane.chat("pair", TEXT) == answer, "the same after a sleep"
     assert (await plane.serving("pair")).instance == instance.instance, "the sleeping gang was woken"
+
+
+async def test_a_gang_that_was_taken_off_its_devices_is_brought_back_by_the_next_worker(plane: PlaneUnderTest) -> None:
+    answer = await plane.chat("loose", TEXT)
+    instance = await plane.serving("loose")
+    engine = plane.part(instance.instance, "engine")
+    ranks = {one.pid for one in in_session(engine.pid)} - {engine.pid}
+    told = plane.cli("checkpoint", "loose")
+    assert told.returncode == 0, told.stderr
+    assert not (await plane.fleet()).grants
+    assert {_letter(pid) for pid in ranks} == {"T"}, "off their devices all of them stand still"
+    hellos = len(await plane.events("NodeJoined"))
+    plane.kill(plane.child("worker"))
+
+    async def back() -> bool:
+        return len(await plane.events("NodeJoined")) > hellos
+
+    await plane.until(back, "the next worker says hello")
+    assert await plane.chat("loose", TEXT) == answer
+    assert (await plane.serving("loose")).instance == instance.instance
+    assert {one.pid for one in in_session(engine.pid)} == {engine.pid, *ranks}, "the same processes"
+    up = (await plane.events("InstanceUp"))[-1].event
+    assert isinstance(up, InstanceUp)
+    assert [step.name for step in up.steps if step.name in ("take_cells", "cuda_restore", "attach", "wake", "serve")] == [
+        "take_cells", "cuda_restore", "attach", "wake", "serve",
+    ]  # fmt: skip
+
+
+def _letter(pid: int) -> str:
+    """Of the process's state."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def test_a_killed_rank_is_one_failure_and_everything_is_back(plane: PlaneUnderTest) -> None:  # N7
@@ -172,7 +205,7 @@ async def test_what_holds_a_gpu_is_taken_off_it_on_the_way(plane: PlaneUnderTest
 
 @pytest.mark.parametrize("model", ["one", "card"])
 async def test_a_sleeper_whose_place_is_taken_comes_up_where_there_is_one(plane: PlaneUnderTest, model: str) -> None:
-    for name in ("pair", "lame", "one", "card", "whole"):
+    for name in ("pair", "lame", "loose", "one", "card", "whole"):
         plane.cli("stop", name)
     await plane.until_fleet(lambda f: not f.instances, "nothing is left")
     expected = await plane.chat(model, TEXT)

@@ -15,8 +15,9 @@ from compose.process import Identity
 from controlplane.events import InstanceFailed, InstanceUp
 from controlplane.rungs import Activity
 from tests.plane import PlaneUnderTest, grants_overlap, running
-from tests.standin.engine import GRAPHS
+from tests.standin.engine import CLINGS
 from tests.standin.install import forget, install, uuid
+from tests.standin.part import GRAPHS
 from tests.standin.room import Room
 from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
@@ -37,7 +38,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneUnderTest]:
     sources = tmp_path_factory.mktemp("sources")
     pair, solo = tiny(sources / "pair", "llama", seed=1), tiny(sources / "solo", "qwen3", seed=2)
-    settings = POOL + vllm("pair", pair, "{ gpus = 2 }") + vllm("solo", solo)
+    settings = POOL + vllm("pair", pair, "{ gpus = 2 }", more=", gang_checkpoint = true") + vllm("solo", solo)
     environment = install(machine, dict.fromkeys(GPUS, 128 * MIB))
     with running(settings, environment={**environment, DEADLINES: '{"attach": 8}'}) as started:
         yield started
@@ -71,6 +72,50 @@ async def test_each_rank_of_a_gang_has_a_set_of_its_own_on_its_own_gpu(plane: Pl
     ups = [one.event for one in await plane.events("InstanceUp", after=before)]
     assert [(up.graphs, up.graphs_again) for up in ups if isinstance(up, InstanceUp)] == [(2 * GRAPHS, 0)] * 2
     assert (await plane.serving("pair")).instance == instance.instance, "woken"
+
+
+async def test_a_gang_is_taken_off_its_gpus_and_comes_back_with_its_communicators_and_graphs_made_anew(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    assert plane.cli("stop", "solo").returncode == 0
+    first, before = await say(plane, "pair"), await plane.head()
+    instance = await plane.serving("pair")
+    ranks = in_session(plane.part(instance.instance, "engine").pid)
+    there, room = {one.pid for one in ranks}, Room(machine)
+    for again in (1, 2):
+        told = plane.cli("checkpoint", "pair")
+        assert told.returncode == 0, told.stderr
+        assert [room.used(gpu) for gpu in GPUS] == [CONTEXT] * 2, "nothing of it is on either"
+        assert await say(plane, "solo"), "its GPUs are others'"
+        assert plane.cli("stop", "solo").returncode == 0
+        assert await say(plane, "pair") == first
+        up = (await plane.events("InstanceUp"))[-1].event
+        assert isinstance(up, InstanceUp) and (up.instance, up.check) == (instance.instance, "same_tokens")
+        assert (up.graphs, up.graphs_again) == (2 * GRAPHS, again * 2 * GRAPHS), "and each is counted"
+        assert {"take_cells", "cuda_restore", "attach", "wake"} <= {step.name for step in up.steps}
+    assert {one.pid for one in in_session(plane.part(instance.instance, "engine").pid)} == there, "the same processes"
+    assert not await plane.events("InstanceFailed", after=before)
+    assert not grants_overlap(await plane.events())
+
+
+async def test_a_gang_that_the_driver_does_not_restore_is_started_anew_and_nobody_is_left(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    first = await say(plane, "pair")
+    instance = await plane.serving("pair")
+    engine = plane.part(instance.instance, "engine")
+    ranks = [found for one in in_session(engine.pid) if (found := Identity.of(one.pid))]
+    (machine / CLINGS).touch()
+    assert plane.cli("checkpoint", "pair").returncode == 0
+    (machine / CLINGS).unlink()
+    assert await say(plane, "pair") == first
+    for one in (engine, *ranks):
+        assert await one.ended(30)
+    up = (await plane.events("InstanceUp"))[-1].event
+    assert isinstance(up, InstanceUp) and (up.instance, up.graphs_again) == (instance.instance, 0)
+    assert "start_engine" in {step.name for step in up.steps}, "in the same climb"
+    assert plane.cli("sleep", "pair").returncode == 0
+    assert [Room(machine).used(gpu) for gpu in GPUS] == [CONTEXT + 6 * MIB] * 2
 
 
 async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were(  # N7

@@ -20,8 +20,9 @@ from controlplane.rungs import Rung
 from controlplane.subjects import NodeBeat
 from pool.client import PoolClient
 from tests.plane import STEP_S, PlaneUnderTest, grants_overlap, running
-from tests.standin.engine import DIES_ASLEEP, GRAPHS, HOLDS
+from tests.standin.engine import DIES_ASLEEP, HOLDS
 from tests.standin.install import forget, install, uuid
+from tests.standin.part import GRAPHS
 from tests.standin.room import Room, Taker
 from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny

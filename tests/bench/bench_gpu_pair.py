@@ -1,5 +1,5 @@
-"""A whole plane on two GPUs: a gang over both, of which one rank never answers and one is killed, a live model that goes from
-one to the other and back, a sleeper that comes to the one that is free.
+"""A whole plane on two GPUs: a gang over both, which leaves them and comes back, and of which one rank never answers and one is
+killed; a live model that goes from one to the other and back, a sleeper that comes to the one that is free.
 
 `python -m tests.bench.bench_gpu_pair --shape 1.5b --work DIR --json FILE [--seconds 180] [--logs FILE]`
 
@@ -75,6 +75,8 @@ async def measured(plane: PlaneProcesses, notes: Notes, machine: Path | None, mo
     for number in range(3):
         await notes.part(f"gang cycle {number}", gang.gang_cycle, needs_s=8, after="gang up")
     await notes.part("owners", gang.owners, needs_s=4)
+    for number in range(2):
+        await notes.part(f"gang off and back {number}", gang.gang_off, needs_s=20, limit_s=90, after="gang up")
     await notes.part("rank stopped", gang.rank_stopped, needs_s=40, limit_s=150, after="gang up")
     await notes.part("solo up", solo.solo_up, needs_s=20, limit_s=100)
     for number in range(moves):

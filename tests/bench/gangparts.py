@@ -47,6 +47,26 @@ class GangParts:
         counted = [up["graphs_again"] for up in ups]
         return {"sleep": slept, "answer_s": took_s, "same": same, "up": ups, "good": same and counted == [0] and not slept[0]}
 
+    async def gang_off(self) -> Row:
+        """Off both GPUs, and back with its communicators and graphs made anew, each of these counted. It may come back by a
+        cold start, and then it answers, too; but that is not what is asked for here.
+        """
+        room, instance = self._room, self._room.up(await self._room.fleet(), "pair")
+        ranks, head = self._ranks(instance), (await self._room.fleet()).position
+        begun = time.monotonic()
+        told = await room.cli("checkpoint", "pair")
+        off_s = round(time.monotonic() - begun, 2)
+        there = {pid for pids in ranks.values() for pid in pids}
+        memory = {device: sum(size for pid, size in room.users(device).items() if pid in there) for device in ranks}
+        again, took_s = await room.ask("pair")
+        same, ups = again == room.first["pair"], await room.ups(head)
+        by = set(ups[0]["steps"]) & {"cuda_restore", "start_engine"}
+        counted = ups[0]["graphs_again"] >= ups[0]["graphs"]
+        return {
+            "told": told, "off_s": off_s, "memory": memory, "answer_s": took_s, "same": same, "by": sorted(by), "up": ups,
+            "good": not told[0] and not any(memory.values()) and same and counted and by == {"cuda_restore"},
+        }  # fmt: skip
+
     async def owners(self) -> Row:
         """The plane's word of each device's memory beside the driver's."""
         beat = await beat_of(self._room.plane)

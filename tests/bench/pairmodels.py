@@ -38,7 +38,8 @@ def _text(sources: dict[str, Path], pool: str, pair_kv: str, solo_kv: str, conte
     models = [
         f'[[model]]\nname = "{name}"\nsource = "{sources[name]}"\nengine = "vllm"\nshare = {share}\n'
         'idle = { sleep = "never", cold = "never" }\n'
-        f'arguments = {{ kv_bytes = "{kv[name]}", max_model_len = {context}, max_num_seqs = 16, prefix_caching = false }}\n'
+        f'arguments = {{ kv_bytes = "{kv[name]}", max_model_len = {context}, max_num_seqs = 16, prefix_caching = false'
+        f"{', gang_checkpoint = true' if name == 'pair' else ''} }}\n"
         for name, share in MODELS.items()
     ]
     return f'[node]\npool_bytes = "{pool}"\n\n' + "\n".join(models)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.standin.install import place
+from tests.standin.part import BOUND
 from tests.standin.room import Room, taken
 from worker.cuda.surgeon import CudaRefused, CudaState
 from worker.cuda.twin import Twin
@@ -20,6 +21,7 @@ class CUresult(enum.IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_ILLEGAL_STATE = 401
+    CUDA_ERROR_NOT_SUPPORTED = 801
 
 
 class CUcheckpointLockArgs:
@@ -66,6 +68,8 @@ def cuCheckpointProcessCheckpoint(pid: int, arguments: None) -> Any:
 
 
 def cuCheckpointProcessRestore(pid: int, arguments: CUcheckpointRestoreArgs | None) -> Any:
+    if place() / BOUND in _open(pid):
+        return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
     had: dict[str, str] = json.loads(_kept(pid).read_text())
     room = Room(place())
     places = {pair.oldUuid.text: pair.newUuid.text for pair in arguments.gpuPairs} if arguments is not None else {}
@@ -113,8 +117,12 @@ def _kept(pid: int) -> Path:
 def _accounts(pid: int) -> list[Path]:
     """The process's files of account, by what it has open."""
     devices = {str(place() / uuid) for uuid in Room(place()).devices}
-    there = {Path(taken(str(entry))) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    return [path for path in there if str(path.parent) in devices]
+    return [path for path in _open(pid) if str(path.parent) in devices]
+
+
+def _open(pid: int) -> set[Path]:
+    """What the process has open to write."""
+    return {Path(taken(str(entry))) for entry in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 def _told(do: Any) -> Any:

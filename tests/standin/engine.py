@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 
 from tests.standin.install import place
-from tests.standin.part import Part
+from tests.standin.part import GRAPHS, Part
 from tests.standin.parts import Parts
 from worker.engines.interface import IDLE, EngineFault, Output, Stepped
 from worker.engines.messages import Sampling, State, Stocked
@@ -22,10 +22,10 @@ from worker.engines.messages import Sampling, State, Stocked
 LETTERS = 94
 """Ids 0 to 93 are printable in the byte tokenizer of tests."""
 CHECK = "check"
-GRAPHS = 3
-"""Captured by the start of each process on a device, and never again."""
 DIES_ASLEEP = "dies-asleep"
 """While a file of this name is beside the devices' files, engines die of being put to sleep."""
+CLINGS = "clings"
+"""While a file of this name is there, the ranks of a gang keep their communicators whatever they are told."""
 HOLDS = "holds"
 """While a file of this name is there, engines say no more of what they run than the number of ids in it (empty: none)."""
 
@@ -73,6 +73,7 @@ class VllmEngine:
         if self._part.attached is None:
             raise EngineFault("not_attached", f"no weight set is mapped for {model}")
         self._part.make_kv()
+        self._part.recapture()
         self._awake = True
 
     def sleep(self) -> None:
@@ -121,12 +122,14 @@ class VllmEngine:
         return Stepped(tuple(outputs), (0.0005 if outputs else 0.01) if self._running else None)
 
     def scrub(self) -> None:
-        if self._ranks > 1:
-            raise EngineFault("not_available", "a gang's ranks can't be written to disk")
         if self._awake or self._part.attached is not None:
             raise EngineFault("busy", "weights or KV memory are there still: sleep and detach first")
+        if self._ranks > 1 and not (place() / CLINGS).exists():
+            self._part.disband()
 
-    def revived(self) -> None: ...
+    def revived(self) -> None:
+        if self._ranks > 1:
+            self._part.regroup()
 
     def moved(self, device: str) -> None:
         if self._awake or self._part.attached is not None:
@@ -141,6 +144,7 @@ class VllmEngine:
         return State(
             attached=attached, awake=self._awake, running=len(self._running), bytes_mapped=self._part.size if attached else 0,
             bytes_kv=self._part.kv_bytes, bytes_own=self._part.own_bytes, bytes_private=0, graphs=GRAPHS * self._ranks,
+            graphs_again=self._part.graphs - GRAPHS * self._ranks,
         )  # fmt: skip
 
 

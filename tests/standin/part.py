@@ -23,6 +23,10 @@ from worker.engines.vllm_faults import faults
 SKELETON_BYTES = 6 * MIB
 SHARE = 2 * MIB
 """Segments are multiples of it."""
+GRAPHS = 3
+"""Captured by the start of each process on a device, and again only where a gang had to give them up."""
+BOUND = "bound"
+"""A file that a rank has open while it has communicators: the driver then restores no process that it has checkpointed."""
 
 
 class Brought(msgspec.Struct, frozen=True):
@@ -44,6 +48,8 @@ class Part:
         _take(self._own, self.size)
         _take(self._kv, self._kv_wanted)
         self._kv.give(self._kv.size)
+        self._bond = self._bound()
+        self.graphs, self._graphs_there = GRAPHS, True
         self._attachment: DeviceAttachment | None = None
         self.weights = b""
         """A digest of what was mapped last."""
@@ -123,6 +129,22 @@ class Part:
 
     def drop_kv(self) -> None:
         self._kv.give(self._kv.size)
+
+    def disband(self) -> None:
+        self._graphs_there = False
+        if self._bond is not None:
+            os.close(self._bond)
+            self._bond = None
+
+    def regroup(self) -> None:
+        self._bond = self._bound()
+
+    def recapture(self) -> None:
+        if not self._graphs_there:
+            self.graphs, self._graphs_there = self.graphs + GRAPHS, True
+
+    def _bound(self) -> int | None:
+        return os.open(place() / BOUND, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if self._ranks > 1 else None
 
     def moved(self, device: str) -> None:
         self._device = device

@@ -24,6 +24,7 @@ class Said(msgspec.Struct, frozen=True):
     size: int = 0
     own_bytes: int = 0
     kv_bytes: int = 0
+    graphs: int = 0
     attached: str | None = None
     weights: str = ""
     brought: Brought | None = None
@@ -57,6 +58,10 @@ class Parts:
         return sum(one.kv_bytes for one in self._said)
 
     @property
+    def graphs(self) -> int:
+        return sum(one.graphs for one in self._said)
+
+    @property
     def attached(self) -> str | None:
         names = [one.attached for one in self._said]
         return JOINT.join(name or "" for name in names) if any(names) else None
@@ -88,6 +93,15 @@ class Parts:
 
     def drop_kv(self) -> None:
         self._ask("drop_kv")
+
+    def disband(self) -> None:
+        self._ask("disband")
+
+    def regroup(self) -> None:
+        self._ask("regroup")
+
+    def recapture(self) -> None:
+        self._ask("recapture")
 
     def moved(self, device: str) -> None:
         raise EngineFault("not_available", "a gang's ranks can't change their devices")
@@ -132,9 +146,10 @@ def main() -> None:
             found = getattr(part, order)(*arguments) if order != "look" else None
         except EngineFault as fault:
             code, message = fault.code, fault.message
+        brought = found if isinstance(found, Brought) else None
         said = Said(
-            size=part.size, own_bytes=part.own_bytes, kv_bytes=part.kv_bytes, attached=part.attached,
-            weights=part.weights.hex(), brought=found if isinstance(found, Brought) else None, code=code, message=message,
+            size=part.size, own_bytes=part.own_bytes, kv_bytes=part.kv_bytes, graphs=part.graphs, attached=part.attached,
+            weights=part.weights.hex(), brought=brought, code=code, message=message,
         )  # fmt: skip
         sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
         sys.stdout.buffer.flush()

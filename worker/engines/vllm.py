@@ -163,7 +163,16 @@ class VllmEngine(Requests):
         except RuntimeError as error:
             self._backend.kv.release()
             raise EngineFault("no_memory", f"KV memory: {error}") from error
+        if self._gang is not None:
+            self._recapture(self._gang)
         self._awake = True
+
+    def _recapture(self, gang: "Gang") -> None:
+        try:
+            gang.recapture()
+        except RuntimeError as error:
+            self._backend.kv.release()
+            raise EngineFault("graphs_lost", f"CUDA graphs could not be captured again: {error}") from error
 
     def sleep(self) -> None:
         self._forget()
@@ -179,21 +188,26 @@ class VllmEngine(Requests):
             raise EngineFault("cache_kept", "vLLM did not forget its prefix cache: blocks of KV memory are still in use")
 
     def scrub(self) -> None:
-        if self._gang is not None:
-            raise EngineFault("not_available", "a gang's ranks can't be written to disk in this version")
+        """A gang can be taken off its GPUs, and not be written to disk: its ranks are told as one, their files are theirs."""
         if self._awake or self._backend.weights.attached is not None or self._backend.weights.own:
             raise EngineFault("busy", "weights or KV memory are there still: sleep and detach first")
         self._must_rest()
         self._backend.trim()
         from worker.engines import vllm_parking  # noqa: PLC0415 - torch, as above
 
+        if self._gang is not None:
+            self._gang.disband(vllm_parking.PARKED_STACK_BYTES)
+        else:
+            self._stack_bytes = vllm_parking.scrub(self._core)
         self._parked = True
-        self._stack_bytes = vllm_parking.scrub(self._core)
 
     def revived(self) -> None:
         from worker.engines import vllm_parking  # noqa: PLC0415
 
-        vllm_parking.revived(self._stack_bytes)
+        if self._gang is not None:
+            self._gang.regroup()
+        else:
+            vllm_parking.revived(self._stack_bytes)
         self._parked = False
 
     def moved(self, device: str) -> None:

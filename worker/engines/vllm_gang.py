@@ -39,6 +39,8 @@ class Gang:
     def __init__(self, core: Any, devices: tuple[str, ...]) -> None:
         self._core, self._devices = core, devices
         self._words: tuple[Word, ...] = ()
+        self._stacks: tuple[int, ...] = ()
+        self._without_graphs = False
         self.weights, self.kv = _Weights(self), _Kv(self)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         self.order("bind", devices)
@@ -100,6 +102,28 @@ class Gang:
 
     def moved(self, device: str) -> None:
         raise EngineFault("not_available", "a gang's ranks can't change their devices")
+
+    def disband(self, stack_bytes: int) -> None:
+        """Before a checkpoint of CUDA: what the ranks share is given up, and the graphs that hold it; asleep, nothing mapped.
+
+        Raises EngineFault (`bound`: they share more than can be given up; nothing was done), or what NCCL does.
+        """
+        for rank, bond in enumerate(self.order("bond")):
+            if bond is not None:
+                raise EngineFault("bound", f"rank {rank} can't be taken off its GPU: {bond}")
+        found = self.order("disband", stack_bytes)
+        self._stacks = tuple(stacks for _, stacks in found)
+        self._without_graphs = self._without_graphs or any(dropped for dropped, _ in found)
+
+    def regroup(self) -> None:
+        """Behind the restore. Graphs wait for the next wake: see `recapture`. A failure is the end of the gang."""
+        self.order("regroup", self._stacks)
+
+    def recapture(self) -> None:
+        """With weights and KV memory mapped: the graphs that a checkpoint has cost. After a failure there are none."""
+        if self._without_graphs:
+            self.order("capture")
+            self._without_graphs = False
 
     def load_draft(self) -> None:
         """A gang has none: its arguments refuse one."""

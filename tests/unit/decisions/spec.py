@@ -6,6 +6,7 @@ events, or whole events field by field where it is given a dict.
 
 from typing import Any
 
+from controlplane.arguments import shaping
 from controlplane.commands import (
     AnyCommand,
     DeviceFound,
@@ -170,8 +171,8 @@ def facts(model: ModelSpec) -> ModelFacts:
 
 
 def inspected(model: ModelSpec, revision: int = 1) -> ReportModel:
-    gpu = {name: value for name, value in model.arguments.items() if name == "gpu"}
-    return ReportModel(node="n1", model=model.name, revision=revision, facts=facts(model), engine="fake", arguments=gpu)
+    arguments = shaping(model.engine, model.arguments)
+    return ReportModel(node="n1", model=model.name, revision=revision, facts=facts(model), engine="fake", arguments=arguments)
 
 
 def with_models(story: Story, *models: ModelSpec) -> Story:

@@ -2,7 +2,17 @@
 
 from msgspec.structs import replace
 
-from controlplane.commands import DeviceFound, Load, RegisterModel, ReportFailed, Save, Sleep, Tick
+from controlplane.commands import (
+    Checkpoint,
+    DeviceFound,
+    Load,
+    RegisterModel,
+    ReportFailed,
+    Save,
+    Sleep,
+    Tick,
+)
+from controlplane.decisions import hostroom
 from controlplane.decisions.needs import held_bytes
 from controlplane.events import GrantGiven, GrantReturned, InstanceDirected
 from controlplane.refusal import Code
@@ -10,6 +20,8 @@ from controlplane.rungs import Rung
 from controlplane.spec import ModelSpec
 from tests.unit.decisions.spec import DEVICE, Story, hello, plane, spec, with_models
 from tests.unit.decisions.test_admission import admit, done
+
+QUARTER = DEVICE // 4
 
 
 def pair(name: str = "pair", gpus: int = 2) -> ModelSpec:
@@ -107,6 +119,56 @@ def test_a_small_model_evicts_a_whole_gang() -> None:
     story = with_models(plane(devices=2), pair(), spec("one")).bring_up("pair")
     story.when(admit("req_1", "one"), after_ms=10)
     story.report_slept(story.instance_of("pair").instance)
+    assert [d for d, _, _ in held(story)] == ["dev0"]
+
+
+def bound_loosely(name: str = "pair") -> ModelSpec:
+    """A pair whose ranks can leave their devices, with a skeleton of a quarter of a device on each."""
+    weights = 2 * DEVICE - 2 * QUARTER
+    arguments = {"weight_bytes": weights, "skeleton_bytes": QUARTER, "gpu": True, "gang_checkpoint": True}
+    return replace(pair(name), arguments=arguments)
+
+
+def test_a_gang_is_taken_off_its_devices_only_if_its_model_says_so() -> None:
+    card = replace(pair(), arguments={**pair().arguments, "gpu": True})
+    story = with_models(plane(devices=2), card).bring_up("pair")
+    story.when(Checkpoint(model="pair")).then_refused(Code.NOT_AVAILABLE, reason="no_cuda")
+    assert story.refused is not None and "arguments.gang_checkpoint" in story.refused.message
+
+
+def test_a_gang_at_checkpoint_comes_back_where_it_was_or_not_at_all() -> None:
+    story = with_models(plane(devices=3), bound_loosely(), spec("one")).bring_up("pair")
+    gang = story.instance_of("pair").instance
+    assert story.instance_of("pair").devices == ("dev0", "dev1")
+    story.when(Checkpoint(model="pair")).report_checkpointed(gang)
+    assert not story.fleet.grants
+    story.bring_up("one").given(admit("req_1", "one"))
+    (busy,) = {grant.device for grant in story.fleet.grants.values()}
+    assert busy == "dev0"
+    story.when(admit("req_p", "pair"), after_ms=10)
+    climbing = story.fleet.instances[story.find(InstanceDirected)[-1].instance]
+    assert climbing.instance != gang and climbing.devices == ("dev1", "dev2"), "a cold start, for it does not move"
+    assert story.fleet.instances[gang].rung is Rung.CHECKPOINT
+
+
+def test_a_gang_at_checkpoint_is_woken_before_another_is_started() -> None:
+    story = with_models(plane(devices=4), bound_loosely()).bring_up("pair")
+    gang = story.instance_of("pair").instance
+    story.when(Checkpoint(model="pair")).report_checkpointed(gang).when(Load(model="pair"))
+    directed = story.find(InstanceDirected)[-1]
+    assert (directed.instance, len(directed.gang)) == (gang, 2)
+    assert held(story) == [("dev0", 0, 8), ("dev1", 0, 8)]
+
+
+def test_a_sleeping_gang_whose_bytes_are_wanted_leaves_its_devices_and_is_promised_the_hosts_memory_for_all_its_ranks() -> None:
+    story = with_models(plane(devices=2), bound_loosely(), spec("one")).bring_up("pair")
+    gang = story.instance_of("pair").instance
+    story.when(Sleep(model="pair")).report_slept(gang, bytes_used=2 * QUARTER)
+    assert story.fleet.configurations[story.fleet.instances[gang].configuration].skeleton_bytes == QUARTER
+    assert hostroom.need_bytes(story.fleet, story.fleet.instances[gang]) == 2 * QUARTER
+    story.when(Load(model="one"))
+    assert story.find(InstanceDirected)[-1].rung is Rung.CHECKPOINT
+    story.report_checkpointed(gang).report_up("one")
     assert [d for d, _, _ in held(story)] == ["dev0"]
 
 

@@ -59,7 +59,7 @@ from controlplane.spec import Idle, ModelSpec
 SKELETON = DEVICE_BYTES // 64
 MODELS = {
     "whole": ("s1", 8), "base": ("s2", 4), "tuned": ("s2", 4), "half": ("s3", 4), "eighth": ("s4", 1), "pair": ("s5", 16),
-    "twin": ("s5", 16),
+    "twin": ("s5", 16), "duo": ("s6", 16),
 }  # fmt: skip
 """name -> (configuration, cells, of two devices from 16 on)."""
 TIMES = (1, 10, 100, 150, 400, 1_000, 2_000, 5_000, 10_000, 31_000)
@@ -70,8 +70,10 @@ def spec(name: str, **more: Any) -> ModelSpec:
     source, cells = MODELS[name]
     gpus = max(1, cells // 8)
     arguments: dict[str, Any] = {"weight_bytes": DEVICE_BYTES * cells // 8 - SKELETON * gpus, "skeleton_bytes": SKELETON}
-    if name in ("base", "tuned", "half"):
+    if name in ("base", "tuned", "half", "pair", "twin"):
         arguments["gpu"] = True
+    if name in ("pair", "twin"):
+        arguments["gang_checkpoint"] = True
     return ModelSpec(
         name=name,
         source=source,

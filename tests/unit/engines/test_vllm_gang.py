@@ -27,6 +27,8 @@ class Ranks:
         self.faults: dict[tuple[str, int], tuple[str, str, str]] = {}
         self.silent = False
         self.orders: list[str] = []
+        self.told: list[tuple[Any, ...]] = []
+        self.found: dict[tuple[str, int], Any] = {}
         self.ends = [os.pipe() for _ in range(size)]
         workers = [SimpleNamespace(proc=SimpleNamespace(sentinel=reader, kill=lambda: None)) for reader, _ in self.ends]
         self.model_executor = SimpleNamespace(workers=workers)
@@ -34,6 +36,7 @@ class Ranks:
     def collective_rpc(self, method: str, *, timeout: float, args: tuple[Any, ...]) -> list[Answer]:
         assert method == "enginehouse"
         self.orders.append(args[0])
+        self.told.append(args)
         if self.silent:
             raise TimeoutError(f"no answer in {timeout} s")
         return [self._answer(rank, *args) for rank in range(len(self.words))]
@@ -55,7 +58,7 @@ class Ranks:
             case "kv_create" | "kv_release":
                 self.words[rank] = replace(self.words[rank], bytes_kv=7 if order == "kv_create" else 0)
             case _:
-                pass
+                found = self.found.get((order, rank))
         return Answer(found, None, self.words[rank])
 
 
@@ -131,6 +134,50 @@ def test_graphs_of_all_ranks_are_counted_with_each_order(ranks: Ranks) -> None:
     ranks.words[1] = replace(ranks.words[1], graphs=36)  # one captured again while it woke
     gang.attach("ws_0+ws_1", pool_socket="/pool.sock")
     assert gang.graphs == 71
+
+
+def test_around_a_checkpoint_it_falls_apart_and_finds_together_again_and_captures_at_the_next_wake_alone(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    gang.recapture()
+    ranks.found["disband", 0], ranks.found["disband", 1] = (True, 1024), (True, 2048)
+    gang.disband(16)
+    gang.regroup()
+    gang.recapture()
+    gang.recapture()
+    assert ranks.told[1:] == [("bond",), ("disband", 16), ("regroup", (1024, 2048)), ("capture",)], (
+        "each rank its own stacks, and once"
+    )
+
+
+def test_a_gang_without_graphs_captures_none(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    ranks.found["disband", 0] = ranks.found["disband", 1] = (False, 0)
+    gang.disband(16)
+    gang.regroup()
+    gang.recapture()
+    assert ranks.orders[-1] == "regroup"
+
+
+def test_graphs_that_could_not_be_captured_are_wanted_again_at_the_next_wake(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    ranks.found["disband", 0] = ranks.found["disband", 1] = (True, 1024)
+    gang.disband(16)
+    gang.regroup()
+    ranks.faults["capture", 1] = ("RuntimeError", "", "out of memory")
+    with pytest.raises(RuntimeError, match="rank 1 of 2: out of memory"):
+        gang.recapture()
+    ranks.faults.clear()
+    gang.recapture()
+    assert ranks.orders[-2:] == ["capture", "capture"]
+
+
+def test_ranks_that_share_more_than_they_can_give_up_say_so_and_sleep_on(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    ranks.found["bond", 1] = "tp:0 reduces by CustomAllreduce"
+    with pytest.raises(EngineFault, match="rank 1 can't be taken off its GPU: tp:0 reduces by CustomAllreduce") as fault:
+        gang.disband(16)
+    assert ranks.orders[-1] == "bond", "none has given anything up"
+    assert (fault.value.code, fault.value.fatal) == ("bound", False)
 
 
 def _die_with_a_rank() -> None:

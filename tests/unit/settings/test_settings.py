@@ -94,6 +94,14 @@ def test_a_share_may_be_whole_devices() -> None:
     assert (model.gpus, model.cells) == (2, 8)
 
 
+def test_what_is_of_gangs_alone_is_refused_to_a_model_on_one_device() -> None:
+    loose = GOOD.replace("load_ms = 100", "gang_checkpoint = true")
+    assert parse(loose.replace('share = "1/2"', "share = { gpus = 2 }")).models[0].arguments["gang_checkpoint"] is True
+    with pytest.raises(SettingsError, match="of a model on several devices") as caught:
+        parse(loose)
+    assert caught.value.key == "arguments.gang_checkpoint"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

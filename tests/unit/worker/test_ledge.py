@@ -39,6 +39,13 @@ async def test_an_image_that_there_is_no_room_to_make_leaves_its_skeleton_asleep
     assert [move.step for move in moves] == [StepName.DROP_CELLS], "and it is not begun again"
 
 
+@pytest.mark.parametrize(("code", "stays"), [("operator", True), ("idle", True), ("evicted", False)])
+async def test_a_gang_that_can_not_let_go_sleeps_on_unless_its_place_is_wanted(code: str, stays: bool) -> None:
+    wanted = told(Rung.CHECKPOINT, code)
+    found = await ledge(asleep(), wanted, StepName.CHECKPOINT, StepFailed("bound", "so"))
+    assert (found.rung if found is not None else None) == (Rung.SLEEP if stays else None)
+
+
 @pytest.mark.parametrize("failure", ["no_space", "over_quota"])
 @pytest.mark.parametrize("code", [REBUILD, "operator", "idle"])
 async def test_an_image_that_the_disk_has_no_room_for_leaves_its_skeleton_asleep(code: str, failure: str) -> None:

@@ -11,6 +11,7 @@ from worker import adoption, cells, checkpoint
 from worker.adoption import adopt_holder
 from worker.cuda.operation import Theatre
 from worker.cuda.surgeon import CudaState
+from worker.deadlines import Deadlines
 from worker.desired import Wanted
 from worker.failure import StepFailed
 from worker.holdermessages import Held
@@ -67,6 +68,38 @@ async def test_where_a_checkpointed_engine_was_is_written_down_by_whoever_finds_
     local.directory.edit(device="GPU-a")
     await adopt_holder(local, local.record)
     assert (local.seen.engine, local.seen.verified, local.record.left_device) == (EngineState.CHECKPOINTED, True, "GPU-a")
+
+
+@pytest.mark.parametrize(
+    ("states", "engine", "unlocked"),
+    [
+        ((CudaState.CHECKPOINTED, CudaState.CHECKPOINTED), EngineState.CHECKPOINTED, []),
+        ((CudaState.LOCKED, CudaState.RUNNING), EngineState.STARTING, [11]),
+        ((CudaState.CHECKPOINTED, CudaState.LOCKED), EngineState.DEAD, []),
+        ((CudaState.RUNNING, CudaState.NONE), EngineState.DEAD, []),
+    ],
+)  # fmt: skip
+async def test_a_gang_that_was_caught_half_off_its_gpus_is_let_go_on_only_if_no_rank_has_left(
+    local: LocalInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, states: tuple[CudaState, ...], engine: EngineState,
+    unlocked: list[int],
+) -> None:  # fmt: skip
+    known, told = dict(zip((11, 12), states, strict=True)), list[int]()
+
+    async def state_of(_: Theatre, pid: int) -> CudaState:
+        return known[pid]
+
+    async def operate(_: Theatre, pids: list[int], verbs: tuple[str, ...], **__: object) -> None:
+        assert verbs == ("unlock",)
+        told.extend(pids)
+
+    monkeypatch.setattr(checkpoint, "theatre", lambda _: Theatre(tmp_path))
+    monkeypatch.setattr(adoption, "state_of", state_of)
+    monkeypatch.setattr(adoption, "operate", operate)
+    says(local, grant=7, parked=True)
+    local.site.deadlines = Deadlines()  # type: ignore[misc]
+    local.directory.edit(device="GPU-a", members=tuple(Process(pid, 3, "boot") for pid in (11, 12)))
+    await adopt_holder(local, local.record)
+    assert (local.seen.engine, told) == (engine, unlocked)
 
 
 async def test_what_the_pool_has_filled_for_it_goes_before_its_cells(local: LocalInstance) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from controlplane.fleet import Grant
 from controlplane.rungs import Rung
 from tests.unit.worker.test_plan import ASLEEP, CONNECTED, UP, UP_A, A, steps, walk, wanted
 from worker.cuda.surgeon import exchanged
@@ -31,6 +32,13 @@ def test_the_grant_comes_before_the_first_byte_and_the_bytes_travel_while_the_pr
     assert steps(UP_A, replace(OFF, grant=7, filled="ws_a")) == [StepName.CUDA_RESTORE]
     assert steps(UP_A, replace(OFF, grant=6)) == [StepName.DROP_CELLS], "another grant's cells are given up first"
     assert steps(UP_A, replace(CONNECTED, grant=7, own_layout=True, filled="ws_a")) == [StepName.ATTACH]
+
+
+def test_a_gang_comes_back_first_and_its_ranks_have_their_parts_filled_when_they_attach() -> None:
+    rank = Grant(number=7, node="n1", device="d0", instance="i", offset=0, cells=8, since_ms=0)
+    gang = replace(UP_A, gang=(rank, replace(rank, number=8, device="d1", rank=1)))
+    assert steps(gang, replace(OFF, grant=7)) == [StepName.CUDA_RESTORE]
+    assert steps(gang, replace(CONNECTED, grant=7, own_layout=True)) == [StepName.ATTACH]
 
 
 def test_from_the_disk_the_pool_fills_the_device_while_the_process_is_restored() -> None:
