@@ -222,5 +222,7 @@ def _why_not_saved(fleet: Fleet, own: list[Instance]) -> str:
     there = [i for i in own if i.rung in (Rung.UP, Rung.SLEEP, Rung.CHECKPOINT)]
     if not there:
         return "no skeleton of it is there"
+    if all(i.ranks for i in there):
+        return "a gang is not saved to disk"
     reasons = {fleet.nodes[i.node].no_images for i in there if i.node in fleet.nodes}
     return f"not possible here: {min(reasons)}" if all(reasons) and reasons else ""

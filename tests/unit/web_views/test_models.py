@@ -1,6 +1,7 @@
 """A model's row says how it stands and which buttons can do something."""
 
 import msgspec
+from msgspec.structs import replace
 
 from compose.cli.show import model_row
 from controlplane.events import (
@@ -13,6 +14,8 @@ from controlplane.events import (
 )
 from tests.busyplane import busy, failed
 from tests.staged import MIB, StagedPlane
+from tests.unit.decisions.spec import DEVICE, spec, with_models
+from tests.unit.decisions.spec import plane as plane_of
 from web.rest import portray
 from web.views.models import ModelRow, models
 from web.views.recent import Recent
@@ -46,6 +49,17 @@ def test_buttons_that_can_never_do_anything_are_not_there() -> None:
     shown = rows(busy(StagedPlane(NOW)))
     assert {"checkpoint", "retry"}.isdisjoint(a.verb for a in shown["tiny-qwen"].actions)
     assert [a.verb for a in shown["sql-coder"].actions] == ["retry", "load", "sleep", "save", "stop"]
+
+
+def test_a_gang_is_not_offered_what_gangs_can_not_do() -> None:
+    story = with_models(plane_of(devices=3, kind="gpu"), replace(spec("pair", size=2 * DEVICE, gpu=True), gpus=2)).bring_up(
+        "pair"
+    )
+    (row,) = models(story.fleet, {}, {})
+    assert able(row) == {"sleep", "stop"}
+    why = {action.verb.partition(":")[0]: action.why_not for action in row.actions}
+    assert (why["save"], why["move"]) == ("a gang is not saved to disk", "a gang does not move")
+    assert "arguments.gang_checkpoint" in why["checkpoint"]
 
 
 def test_a_rejection_shows_both_numbers_once() -> None:
