@@ -31,9 +31,10 @@ class Asker(Client):
         The client's own PING goes out at once, ahead of the subscriptions and messages that wait for its writer.
         """
         until = asyncio.get_running_loop().time() + timeout
+        waiting = self._pending  # its writer sends the whole list and begins another
         try:
             async with asyncio.timeout_at(until):
-                while self.is_connected and self.pending_data_size:  # noqa: ASYNC110 (the client offers no event)
+                while self.is_connected and waiting and self._pending is waiting:  # noqa: ASYNC110 (the client offers no event)
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise nats.errors.FlushTimeoutError from error

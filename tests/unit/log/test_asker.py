@@ -90,6 +90,25 @@ async def test_a_flush_comes_after_all_that_was_sent_before_it(connected: tuple[
     assert server.heard == [b"SUB one  1", b"PUB two  7", b"payload", b"SUB three  2", b"PING"]
 
 
+async def test_a_flush_waits_for_what_was_sent_before_it_and_not_for_what_others_go_on_sending(
+    connected: tuple[Server, Asker],
+) -> None:
+    server, asker = connected
+
+    async def go_on() -> None:
+        while True:
+            await asker.publish("more", b"payload")
+            await asyncio.sleep(0)
+
+    beside = [asyncio.create_task(go_on()) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    await asker.subscribe("one")
+    await asker.flush(30)
+    for one in beside:
+        one.cancel()
+    assert server.heard.index(b"SUB one  1") < server.heard.index(b"PING")
+
+
 async def test_a_flush_that_is_not_answered_ends_with_the_clients_own_error(connected: tuple[Server, Asker]) -> None:
     server, asker = connected
     server.answering = False
