@@ -13,7 +13,7 @@ from worker.processes import Process
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start the engine. Answer: `Held`. Denied: `start_failed`, `started_already` (there was one, dead or alive, that did not
-    end in an image; one that was restored, or ended while it was parked, is followed by a cold one)."""
+    end in an image; one that was restored or parked once is followed by a cold one)."""
 
     argv: tuple[str, ...]
 
