@@ -1,6 +1,10 @@
 """The ladder: where an instance stands, and where it is told to go."""
 
 from enum import StrEnum
+from typing import Final
+
+NOT_CHECKPOINTABLE: Final = "not_checkpointable"
+"""Code of what can't go to `checkpoint` as it is: its ranks share more than they give up. Nothing of it is harmed."""
 
 
 class Rung(StrEnum):

@@ -1,8 +1,10 @@
 """How many CUDA graphs this process has captured, whoever did: torch's own class is asked, not one of vLLM's counters."""
 
+import weakref
 from typing import Any
 
 _captured = 0
+_there = weakref.WeakSet[Any]()
 
 
 def count() -> None:
@@ -18,6 +20,7 @@ def count() -> None:
         found = end(self, *arguments, **more)
         global _captured  # noqa: PLW0603 - one number a process
         _captured += 1
+        _there.add(self)
         return found
 
     capture_end.counts = True  # type: ignore[attr-defined]
@@ -27,3 +30,8 @@ def count() -> None:
 def captured() -> int:
     """Since `count`; those that failed are not among them."""
     return _captured
+
+
+def there() -> int:
+    """Of those, how many somebody still holds."""
+    return len(_there)

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from pool import vllm_backend, vllm_graphs, vllm_group, vllm_version
+from pool import vllm_backend, vllm_checkpoint, vllm_graphs, vllm_version
 from pool.devicelink import find
 from pool.ranks import JOINT, Answer, Word, form_of
 
@@ -94,15 +94,18 @@ class _Orders:
     def kv_release(self) -> None:
         self._backend.kv.release()
 
-    def bond(self) -> str | None:
-        return vllm_group.bond()
+    def checkpoint_hindrance(self) -> str | None:
+        return vllm_checkpoint.hindrance()
 
-    def disband(self, stack_bytes: int) -> tuple[bool, int]:
-        return vllm_group.disband(self._worker.model_runner, stack_bytes)
+    def release_graphs(self) -> tuple[int, int]:
+        return vllm_checkpoint.release_graphs(self._worker.model_runner)
 
-    def regroup(self, stack_bytes: tuple[int, ...]) -> None:
-        """By rank, what `disband` has found."""
-        vllm_group.regroup(stack_bytes[self._rank])
+    def checkpoint_prepare(self, stack_bytes: int) -> int:
+        return vllm_checkpoint.prepare(self._worker, stack_bytes)
 
-    def capture(self) -> None:
-        vllm_group.capture(self._worker.model_runner)
+    def checkpoint_restore(self, stack_bytes: tuple[int, ...]) -> None:
+        """By rank, what `checkpoint_prepare` has found."""
+        vllm_checkpoint.restore(self._worker, stack_bytes[self._rank])
+
+    def capture_graphs(self) -> None:
+        vllm_checkpoint.capture_graphs(self._worker.model_runner)

@@ -1,7 +1,8 @@
 """What the supported versions of vLLM (0.26 up to 0.33) do differently, in one place.
 
 0.26 has no argument for the backend, calls its getter by another name, keeps one memory pool a tag, and wants its block tables
-told when KV memory is there again. Later ones keep block tables in memory that no sleep of ours touches (tag `runtime`).
+told when KV memory is there again. Later ones keep block tables in memory that no sleep of ours touches (tag `runtime`), have
+hooks around a checkpoint of the process (since 0.27.1), and let go of their graphs themselves.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,3 +61,28 @@ def load_draft(worker: Any) -> None:
 
     loader = get_model_loader(worker.vllm_config.load_config)
     draft.load_weights(loader.get_all_weights(worker.vllm_config.speculative_config.draft_model_config, draft))
+
+
+def release_graphs(runner: Any) -> None:
+    """Let go of all CUDA graphs that either of vLLM's runners has captured, and of those of compiled pieces."""
+    from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper  # noqa: PLC0415 - only where vLLM is
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper  # noqa: PLC0415
+
+    manager: Any = getattr(runner, "cudagraph_manager", None)
+    if hasattr(manager, "release_graphs"):
+        manager.release_graphs()
+    elif manager is not None:
+        manager.graphs.clear()
+        manager._graphs_captured = False
+    CUDAGraphWrapper.clear_all_graphs()
+    BreakableCUDAGraphWrapper.clear_all_graphs()
+
+
+def checkpoint_prepare(worker: Any) -> None:
+    """vLLM's own hook before a checkpoint of the process, where it has one: of what FlashInfer shares, not of NCCL."""
+    getattr(worker, "checkpoint_prepare", lambda: None)()
+
+
+def checkpoint_restore(worker: Any) -> None:
+    """Its counterpart behind the restore."""
+    getattr(worker, "checkpoint_restore", lambda: None)()

@@ -1,9 +1,7 @@
 """What an earlier worker left of one instance, found out."""
 
-import asyncio
-
 from worker import checkpoint, instancedir, parked
-from worker.cuda.operation import operate, state_of
+from worker.cuda.operation import STATE_S, operate
 from worker.cuda.surgeon import CudaState
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Health
@@ -86,7 +84,7 @@ async def _parked(local: LocalInstance) -> EngineState:
         await parked.asked(local, local.holder.release)
         return EngineState.STARTING
     pids = await parked.pids(local)
-    states = await asyncio.gather(*(state_of(where, pid) for pid in pids))
+    states = [said.state for said in await operate(where, pids, ("state",), deadline_s=STATE_S)]
     if set(states) == {CudaState.CHECKPOINTED}:
         if (record := local.record).left_device is None:  # that worker died before it wrote down where it was
             local.directory.edit(left_device=record.device)

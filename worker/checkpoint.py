@@ -12,12 +12,14 @@ from typing import Final
 import structlog
 
 from controlplane.quantities import human_bytes, need_and_limit
-from worker import gpus, hostmemory, parked, processes
+from controlplane.rungs import NOT_CHECKPOINTABLE
+from worker import gpus, hostmemory, parked, processes, ranks
 from worker.cuda.operation import Operation, Theatre, not_wanted
 from worker.cuda.surgeon import CudaState, exchanged
 from worker.engines.interface import OWN_LAYOUT
 from worker.engines.messages import Moved
 from worker.failure import StepFailed
+from worker.instancedir import Record
 from worker.local import LocalInstance
 from worker.moves import EngineState
 from worker.parts import Parts
@@ -59,14 +61,15 @@ async def down(local: LocalInstance, parts: Parts) -> None:
 async def take_off(local: LocalInstance, parts: Parts) -> None:
     """Park it and take it off the GPU. The step process gets ready meanwhile.
 
-    Raises StepFailed: `not_available`, `not_drained`, `still_mapped`, `bound` (nothing was done), `no_memory`, the driver's
-    code, `step_deadline`, `memory_kept`.
+    Raises StepFailed: `not_available`, `not_drained`, `still_mapped`, `not_checkpointable` (nothing was done),
+    `no_memory`, the driver's code, `step_deadline`, `memory_kept`.
     """
     where = theatre(local)
     if where is None:
         raise StepFailed("not_available", "this engine holds no GPU that it could be taken off")
     _refuse(local)
-    record, ends = local.record, _drivers_end(local.site.deadlines.checkpoint)
+    ends = _drivers_end(local.site.deadlines.checkpoint)
+    record = await _with_members(local)
     await asyncio.to_thread(_host_has_room, record.skeleton_bytes)
     readying = asyncio.create_task(Operation.prepare(where, DOWN))
     try:
@@ -109,9 +112,17 @@ def _refuse(local: LocalInstance) -> None:
             f"{seen.attached or 'memory of weights'} is mapped, or was not seen to be gone: a process that imports memory "
             "can't come back from a checkpoint",
         )
-    if len(local.record.ranks) != len(local.record.members):
-        known, ranks = len(local.record.members), len(local.record.ranks)
-        raise StepFailed("bound", f"of {ranks} ranks the processes of {known} are known: stop the model and load it again")
+
+
+async def _with_members(local: LocalInstance) -> Record:
+    """Who its ranks are, looked up while they are on their GPUs. Raises StepFailed (`not_checkpointable`)."""
+    record = local.record
+    if not record.ranks or len(record.members) == len(record.ranks):
+        return record
+    found = await asyncio.to_thread(ranks.members, record)
+    if len(found) != len(record.ranks):
+        raise StepFailed(NOT_CHECKPOINTABLE, f"of {len(record.ranks)} ranks the processes of {len(found)} were found")
+    return local.directory.edit(members=found)
 
 
 def _host_has_room(need: int) -> None:
@@ -153,7 +164,7 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
     operation = await (_readied(local) or Operation.prepare(where, UP, devices=devices))
     await operation.carry_out(pids, max(0.0, ends - time.monotonic()))
     try:
-        await parked.release(local, deadline_s)
+        await parked.release(local, max(0.0, ends + _rest_s(deadline_s) / 2 - time.monotonic()))  # a fall back needs some, too
     finally:
         await operation.end()
     if was != record.device and record.device is not None and record.kind in OWN_LAYOUT:
@@ -163,7 +174,11 @@ async def _back(local: LocalInstance, where: Theatre) -> None:
 
 def _drivers_end(deadline_s: float) -> float:
     """When the driver's calls must have ended, of a step that begins now; monotonic, in seconds."""
-    return time.monotonic() + deadline_s - min(REST_S, deadline_s * REST_PART)
+    return time.monotonic() + deadline_s - _rest_s(deadline_s)
+
+
+def _rest_s(deadline_s: float) -> float:
+    return min(REST_S, deadline_s * REST_PART)
 
 
 def get_ready(local: LocalInstance, was: str) -> None:
@@ -184,7 +199,7 @@ async def _room(local: LocalInstance, where: Theatre) -> None:
     ends = asyncio.get_running_loop().time() + FREE_S
     for device in record.devices:
         margin = min(MARGIN_BYTES, local.site.size_of(device) // MARGIN_PART)
-        need = record.skeleton_bytes // len(record.devices) + margin
+        need = record.skeleton_bytes // len(record.devices) + margin  # ranks are alike
         while (free := await asyncio.to_thread(gpus.free_bytes, device)) < need:
             if asyncio.get_running_loop().time() > ends:
                 local.stand_down()

@@ -23,9 +23,11 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     restore: float = 60.0
     """CRIU, 1.5 s for 2.2 GB, and beside it the comparison with its digests. Beyond it there is the cold start."""
     checkpoint: float = 30.0
-    """Parked in a third of a second; lock 1 ms, checkpoint 0.8-1.9 s for a slept vLLM engine, 0.5 s more a GB."""
+    """Parked in a third of a second, or some seconds where ranks let go of one another; lock 1 ms, checkpoint 0.8-1.9 s for a
+    slept vLLM engine, 0.5 s more a GB."""
     cuda_restore: float = 30.0
-    """0.45 s for such an engine; the driver's own start before it on a machine with eight GPUs takes some seconds."""
+    """0.45 s for such an engine; the driver's own start before it takes some seconds on a machine with eight GPUs, and a gang's
+    communicators behind it likewise."""
     fill: float = 60.0
     """60 GiB take 1.2 s by a link of their own, 8 s unpinned; other copies go first."""
     seek: float = 10.0
@@ -40,6 +42,7 @@ class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attach: float = 60.0
     """A set that was brought a moment ago is pinned as it is copied: 5.7 GB/s instead of 54."""
     wake: float = 60.0
+    """KV memory in some 10 ms; a gang that comes from `checkpoint` captures its graphs, as at its start: some seconds."""
     check: float = 60.0
     """Eight tokens, the first ones of a cold process."""
     serve: float = 20.0

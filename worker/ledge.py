@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.fleet import DISK_FULL, ENGINE_OUTDATED, MOVE, REBUILD
-from controlplane.rungs import Rung
+from controlplane.rungs import NOT_CHECKPOINTABLE, Rung
 from worker.desired import Wanted
 from worker.engines.messages import Health
 from worker.failure import StepFailed
@@ -18,8 +18,6 @@ from worker.moves import EngineState, StepName
 
 NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room"})
 """Failures of a wake after which the engine is as it was before."""
-BOUND: Final = "bound"
-"""Ranks of a gang that share more than they can give up; nothing was done."""
 POOL_FULL: Final = frozenset({"over_budget", "no_room"})
 """Failures of a staging: the engine has no part in it."""
 CAN_STAY: Final = frozenset({"operator", "idle", MOVE, REBUILD})
@@ -63,11 +61,11 @@ async def ledge(local: LocalInstance, wanted: Wanted, step: StepName, failure: S
                 return Ledge(d.number, Rung.CHECKPOINT, failure)
             case _:
                 return None
-    if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM | POOL_FULL | {BOUND}:
+    if local.seen.engine is not EngineState.CONNECTED or failure.code not in NO_ROOM | POOL_FULL | {NOT_CHECKPOINTABLE}:
         return None
     if step is StepName.STAGE and d.rung is not Rung.UP:  # for the proof of an image
         return Ledge(d.number, Rung.SLEEP, failure) if d.code in CAN_STAY and failure.code in POOL_FULL else None
-    if failure.code not in NO_ROOM | {BOUND}:
+    if failure.code not in NO_ROOM | {NOT_CHECKPOINTABLE}:
         return None
     if step in (StepName.CHECKPOINT, StepName.BUILD):
         return Ledge(d.number, Rung.SLEEP, failure) if d.code in CAN_STAY else None

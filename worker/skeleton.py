@@ -12,7 +12,7 @@ import structlog
 from controlplane.arguments import shaping
 from controlplane.fleet.reach import holds_gpu
 from controlplane.spec import Argument
-from worker import processes, ranks
+from worker import processes
 from worker.cuda.twin import FAULTS
 from worker.deviceroom import see_room
 from worker.engines.messages import Health, Shutdown
@@ -73,6 +73,7 @@ async def start_engine(local: LocalInstance) -> None:
     )  # fmt: skip
     local.directory.edit(  # before there is one: should this worker die now, the next one knows what it finds
         kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None, members=(),
+        skeleton_bytes=0,
         **pretence(spec.engine, spec.arguments),
     )  # fmt: skip
     try:
@@ -140,9 +141,8 @@ async def connect(local: LocalInstance) -> None:
             break
         await asyncio.sleep(CONNECT_POLL_S)
     state = await local.tell(Health(), local.site.deadlines.attach)
-    record = local.directory.edit(skeleton_bytes=max(0, state.bytes_private - state.bytes_own))
-    if local.shelved is not None and local.shelved.model.spec.gpus > 1:
-        local.directory.edit(members=await asyncio.to_thread(ranks.members, record))
+    least = local.record.skeleton_bytes if local.record.ranks else 0  # one that was caught off its GPUs has no graphs now
+    local.directory.edit(skeleton_bytes=max(least, state.bytes_private - state.bytes_own))
     local.take(state)
     local.note(engine=EngineState.CONNECTED)
 

@@ -7,9 +7,8 @@ from controlplane.fleet.members import DISK_FULL, FETCHED, REBUILD, Instance, Mo
 from controlplane.fleet.state import Fleet
 from controlplane.rungs import Rung
 
-NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget", "bound"}) | DISK_FULL
-"""Codes with which a worker says that an engine sleeps on, since there was no room for what it was told (or since its
-ranks can't let go of one another)."""
+NO_ROOM: Final = frozenset({"device_full", "no_memory", "no_room", "over_budget"}) | DISK_FULL
+"""Codes with which a worker says that an engine sleeps on, since there was no room for what it was told."""
 
 
 def heard(fleet: Fleet, node: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Final
 
 from controlplane.fleet.members import Instance
 from controlplane.fleet.state import Fleet
+from controlplane.rungs import NOT_CHECKPOINTABLE
 from controlplane.spec import Argument
 
 NO_CUDA: Final = "no_cuda"
@@ -26,6 +27,8 @@ def no_checkpoint(fleet: Fleet, instance: Instance) -> str | None:
             f"{instance.instance} takes {len(instance.ranks)} devices: its ranks would have to give up their communicators and "
             "CUDA graphs and make them anew, which its model does not ask for (arguments.gang_checkpoint)"
         )
+    if instance.directive is not None and instance.directive.code == NOT_CHECKPOINTABLE:
+        return f"{instance.instance} has just tried: its ranks share more than they can give up"
     if configuration.engine == "fake":
         return None  # it pretends to hold a GPU, and its node pretends to take it off
     if node is not None and node.no_checkpoint:

@@ -15,9 +15,9 @@ from compose.process import Identity
 from controlplane.events import InstanceFailed, InstanceUp
 from controlplane.rungs import Activity
 from tests.plane import PlaneUnderTest, grants_overlap, running
-from tests.standin.engine import CLINGS
+from tests.standin.engine import CLINGS, SHARES
 from tests.standin.install import forget, install, uuid
-from tests.standin.part import GRAPHS
+from tests.standin.part import GRAPHS, STRANDS
 from tests.standin.room import Room
 from tests.standin.settings import POOL, vllm
 from tests.tinymodels import tiny
@@ -40,7 +40,7 @@ def plane(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     pair, solo = tiny(sources / "pair", "llama", seed=1), tiny(sources / "solo", "qwen3", seed=2)
     settings = POOL + vllm("pair", pair, "{ gpus = 2 }", more=", gang_checkpoint = true") + vllm("solo", solo)
     environment = install(machine, dict.fromkeys(GPUS, 128 * MIB))
-    with running(settings, environment={**environment, DEADLINES: '{"attach": 8}'}) as started:
+    with running(settings, environment={**environment, DEADLINES: '{"attach": 8, "cuda_restore": 15}'}) as started:
         yield started
     forget(GPUS)
 
@@ -98,17 +98,22 @@ async def test_a_gang_is_taken_off_its_gpus_and_comes_back_with_its_communicator
     assert not grants_overlap(await plane.events())
 
 
-async def test_a_gang_that_the_driver_does_not_restore_is_started_anew_and_nobody_is_left(
-    plane: PlaneUnderTest, machine: Path
+@pytest.mark.parametrize("fault", [CLINGS, STRANDS])
+async def test_a_gang_that_does_not_come_back_whole_is_started_anew_and_nobody_is_left(
+    plane: PlaneUnderTest, machine: Path, fault: str
 ) -> None:
     first = await say(plane, "pair")
     instance = await plane.serving("pair")
     engine = plane.part(instance.instance, "engine")
     ranks = [found for one in in_session(engine.pid) if (found := Identity.of(one.pid))]
-    (machine / CLINGS).touch()
+    if fault == CLINGS:
+        (machine / CLINGS).touch()
     assert plane.cli("checkpoint", "pair").returncode == 0
-    (machine / CLINGS).unlink()
+    (machine / CLINGS).unlink(missing_ok=True)
+    if fault == STRANDS:
+        (machine / STRANDS).touch()
     assert await say(plane, "pair") == first
+    (machine / STRANDS).unlink(missing_ok=True)
     for one in (engine, *ranks):
         assert await one.ended(30)
     up = (await plane.events("InstanceUp"))[-1].event
@@ -116,6 +121,40 @@ async def test_a_gang_that_the_driver_does_not_restore_is_started_anew_and_nobod
     assert "start_engine" in {step.name for step in up.steps}, "in the same climb"
     assert plane.cli("sleep", "pair").returncode == 0
     assert [Room(machine).used(gpu) for gpu in GPUS] == [CONTEXT + 6 * MIB] * 2
+
+
+async def test_a_gang_whose_ranks_share_more_than_they_give_up_sleeps_on_and_says_so(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    first, before = await say(plane, "pair"), await plane.head()
+    instance = await plane.serving("pair")
+    (machine / SHARES).touch()
+    told = plane.cli("checkpoint", "pair")
+    (machine / SHARES).unlink()
+    assert told.returncode != 0 and "rank 1 can't be taken off its GPU: it shares a file" in told.stderr
+    again = plane.cli("checkpoint", "pair")
+    assert again.returncode != 0 and "share more than they can give up" in again.stderr, "it is not asked again for nothing"
+    assert await say(plane, "pair") == first
+    assert (await plane.serving("pair")).instance == instance.instance
+    assert not await plane.events("InstanceFailed", after=before)
+
+
+async def test_a_rank_that_is_killed_off_its_gpu_is_the_gangs_end_and_the_next_request_starts_another(
+    plane: PlaneUnderTest, machine: Path
+) -> None:
+    first, before = await say(plane, "pair"), await plane.head()
+    instance = await plane.serving("pair")
+    engine = plane.part(instance.instance, "engine")
+    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    assert plane.cli("checkpoint", "pair").returncode == 0
+    plane.kill(ranks[0])
+    await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed")
+    for one in (engine, *ranks):
+        assert await one.ended(30)
+    (failed,) = [one.event for one in await plane.events("InstanceFailed", after=before)]
+    assert isinstance(failed, InstanceFailed) and failed.instance == instance.instance
+    assert await say(plane, "pair") == first
+    assert not grants_overlap(await plane.events())
 
 
 async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were(  # N7

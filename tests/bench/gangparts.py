@@ -28,6 +28,8 @@ LONG_PLAYED: Final = 100
 class GangParts:
     def __init__(self, room: PairRoom) -> None:
         self._room = room
+        self._again = 0
+        """CUDA graphs that the gang has captured again so far."""
 
     async def gang_up(self) -> Row:
         self._room.first["pair"], took_s = await self._room.ask("pair")
@@ -61,7 +63,8 @@ class GangParts:
         again, took_s = await room.ask("pair")
         same, ups = again == room.first["pair"], await room.ups(head)
         by = set(ups[0]["steps"]) & {"cuda_restore", "start_engine"}
-        counted = ups[0]["graphs_again"] >= ups[0]["graphs"]
+        counted = ups[0]["graphs_again"] == self._again + ups[0]["graphs"]
+        self._again = ups[0]["graphs_again"]
         return {
             "told": told, "off_s": off_s, "memory": memory, "answer_s": took_s, "same": same, "by": sorted(by), "up": ups,
             "good": not told[0] and not any(memory.values()) and same and counted and by == {"cuda_restore"},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.standin.install import place
-from tests.standin.part import BOUND
+from tests.standin.part import COMMUNICATOR
 from tests.standin.room import Room, taken
 from worker.cuda.surgeon import CudaRefused, CudaState
 from worker.cuda.twin import Twin
@@ -68,7 +68,7 @@ def cuCheckpointProcessCheckpoint(pid: int, arguments: None) -> Any:
 
 
 def cuCheckpointProcessRestore(pid: int, arguments: CUcheckpointRestoreArgs | None) -> Any:
-    if place() / BOUND in _open(pid):
+    if place() / COMMUNICATOR in _open(pid):
         return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
     had: dict[str, str] = json.loads(_kept(pid).read_text())
     room = Room(place())

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from controlplane.rungs import NOT_CHECKPOINTABLE
 from tests.standin.install import place
 from tests.standin.part import GRAPHS, Part
 from tests.standin.parts import Parts
@@ -26,6 +27,8 @@ DIES_ASLEEP = "dies-asleep"
 """While a file of this name is beside the devices' files, engines die of being put to sleep."""
 CLINGS = "clings"
 """While a file of this name is there, the ranks of a gang keep their communicators whatever they are told."""
+SHARES = "shares"
+"""While a file of this name is there, the ranks of a gang say that they share more than they can give up."""
 HOLDS = "holds"
 """While a file of this name is there, engines say no more of what they run than the number of ids in it (empty: none)."""
 
@@ -73,7 +76,7 @@ class VllmEngine:
         if self._part.attached is None:
             raise EngineFault("not_attached", f"no weight set is mapped for {model}")
         self._part.make_kv()
-        self._part.recapture()
+        self._part.capture_graphs()
         self._awake = True
 
     def sleep(self) -> None:
@@ -124,12 +127,14 @@ class VllmEngine:
     def scrub(self) -> None:
         if self._awake or self._part.attached is not None:
             raise EngineFault("busy", "weights or KV memory are there still: sleep and detach first")
+        if self._ranks > 1 and (place() / SHARES).exists():
+            raise EngineFault(NOT_CHECKPOINTABLE, "rank 1 can't be taken off its GPU: it shares a file")
         if self._ranks > 1 and not (place() / CLINGS).exists():
-            self._part.disband()
+            self._part.checkpoint_prepare()
 
     def revived(self) -> None:
         if self._ranks > 1:
-            self._part.regroup()
+            self._part.checkpoint_restore()
 
     def moved(self, device: str) -> None:
         if self._awake or self._part.attached is not None:

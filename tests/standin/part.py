@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ SHARE = 2 * MIB
 """Segments are multiples of it."""
 GRAPHS = 3
 """Captured by the start of each process on a device, and again only where a gang had to give them up."""
-BOUND = "bound"
+COMMUNICATOR = "communicator"
 """A file that a rank has open while it has communicators: the driver then restores no process that it has checkpointed."""
+
+
+STRANDS = "strands"
+"""While a file of this name is there, rank 1 of a gang does not come to where the ranks make their communicators anew."""
 
 
 class Brought(msgspec.Struct, frozen=True):
@@ -48,7 +53,7 @@ class Part:
         _take(self._own, self.size)
         _take(self._kv, self._kv_wanted)
         self._kv.give(self._kv.size)
-        self._bond = self._bound()
+        self._communicator = self._opened()
         self.graphs, self._graphs_there = GRAPHS, True
         self._attachment: DeviceAttachment | None = None
         self.weights = b""
@@ -130,21 +135,23 @@ class Part:
     def drop_kv(self) -> None:
         self._kv.give(self._kv.size)
 
-    def disband(self) -> None:
+    def checkpoint_prepare(self) -> None:
         self._graphs_there = False
-        if self._bond is not None:
-            os.close(self._bond)
-            self._bond = None
+        if self._communicator is not None:
+            os.close(self._communicator)
+            self._communicator = None
 
-    def regroup(self) -> None:
-        self._bond = self._bound()
+    def checkpoint_restore(self) -> None:
+        while self._rank == 1 and (place() / STRANDS).exists():
+            time.sleep(0.05)
+        self._communicator = self._opened()
 
-    def recapture(self) -> None:
+    def capture_graphs(self) -> None:
         if not self._graphs_there:
             self.graphs, self._graphs_there = self.graphs + GRAPHS, True
 
-    def _bound(self) -> int | None:
-        return os.open(place() / BOUND, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if self._ranks > 1 else None
+    def _opened(self) -> int | None:
+        return os.open(place() / COMMUNICATOR, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if self._ranks > 1 else None
 
     def moved(self, device: str) -> None:
         self._device = device

@@ -94,14 +94,14 @@ class Parts:
     def drop_kv(self) -> None:
         self._ask("drop_kv")
 
-    def disband(self) -> None:
-        self._ask("disband")
+    def checkpoint_prepare(self) -> None:
+        self._ask("checkpoint_prepare")
 
-    def regroup(self) -> None:
-        self._ask("regroup")
+    def checkpoint_restore(self) -> None:
+        self._ask("checkpoint_restore")
 
-    def recapture(self) -> None:
-        self._ask("recapture")
+    def capture_graphs(self) -> None:
+        self._ask("capture_graphs")
 
     def moved(self, device: str) -> None:
         raise EngineFault("not_available", "a gang's ranks can't change their devices")

@@ -166,12 +166,12 @@ class FakeEngine:
         if self._awake or self._weights.mapped is not None:
             raise EngineFault("busy", "put it to sleep and detach it first")
         if self._ranks is not None:
-            self._ranks.order("disband")
+            self._ranks.order("checkpoint_prepare")
         self._requests.clear()
 
     def revived(self) -> None:
         if self._ranks is not None:
-            self._ranks.order("regroup")
+            self._ranks.order("checkpoint_restore")
         self._next_at = 0.0
 
     def moved(self, device: str) -> None:

@@ -15,7 +15,7 @@ class EngineFault(Exception):
 
     Attributes:
         code: `not_attached`, `not_awake`, `busy`, `layout`, `pool`, `corrupt`, `no_memory`, `not_available`, `failed`,
-            `graphs_lost`, of a gang `bound` and `rank_silent` (fatal), or the pool's own code.
+            of a gang `not_checkpointable`, `graphs_lost` and `rank_silent` (both fatal), or the pool's own code.
     """
 
     def __init__(self, code: str, message: str, *, fatal: bool = False) -> None:

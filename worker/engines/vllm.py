@@ -164,15 +164,8 @@ class VllmEngine(Requests):
             self._backend.kv.release()
             raise EngineFault("no_memory", f"KV memory: {error}") from error
         if self._gang is not None:
-            self._recapture(self._gang)
+            self._gang.capture_graphs()
         self._awake = True
-
-    def _recapture(self, gang: "Gang") -> None:
-        try:
-            gang.recapture()
-        except RuntimeError as error:
-            self._backend.kv.release()
-            raise EngineFault("graphs_lost", f"CUDA graphs could not be captured again: {error}") from error
 
     def sleep(self) -> None:
         self._forget()
@@ -196,7 +189,7 @@ class VllmEngine(Requests):
         from worker.engines import vllm_parking  # noqa: PLC0415 - torch, as above
 
         if self._gang is not None:
-            self._gang.disband(vllm_parking.PARKED_STACK_BYTES)
+            self._gang.checkpoint_prepare(vllm_parking.PARKED_STACK_BYTES)
         else:
             self._stack_bytes = vllm_parking.scrub(self._core)
         self._parked = True
@@ -205,7 +198,7 @@ class VllmEngine(Requests):
         from worker.engines import vllm_parking  # noqa: PLC0415
 
         if self._gang is not None:
-            self._gang.regroup()
+            self._gang.checkpoint_restore()
         else:
             vllm_parking.revived(self._stack_bytes)
         self._parked = False

@@ -16,15 +16,16 @@ ENVIRONMENT: Final = {
     "VLLM_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "WARNING",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
 }  # fmt: skip
-"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics. Ranks of a gang speak over NVLink
-without its multicast, whose objects neither a sleep nor a checkpoint of CUDA knows how to take apart."""
+"""One process that speaks to nobody: loopback for its own gloo, no hub, no statistics. Ranks of a gang reduce by
+NCCL over NVLink, without its multicast and without what FlashInfer shares between them (0.33 would by default): neither a sleep
+nor a checkpoint of CUDA knows how to take those apart."""
 
 
 def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ranks: int = 1) -> dict[str, Any]:
     """vLLM's arguments for those of the allow-list. KV memory is cut over the ranks, as weights are."""
-    graphs = {"mode": 3} if arguments.get("compile") else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    graphs: dict[str, Any] = {"mode": 3} if arguments.get("compile") else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     eager = bool(arguments.get("enforce_eager"))
     chosen = {
         "model": str(source), "skip_tokenizer_init": True, "trust_remote_code": False, "enable_sleep_mode": True,
@@ -48,6 +49,8 @@ def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ran
             "tensor_parallel_size": ranks, "distributed_executor_backend": "mp", "disable_custom_all_reduce": True,
             "worker_extension_cls": "pool.vllm_rank.Rank",
         }  # fmt: skip
+        if arguments.get("gang_checkpoint"):
+            graphs["pass_config"] = {"fuse_allreduce_rms": False}  # it shares memory, too, of FlashInfer's
     if not eager:
         chosen["compilation_config"] = graphs
     return {name: value for name, value in chosen.items() if value is not None}

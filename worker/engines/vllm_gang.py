@@ -6,10 +6,11 @@ Has the face of the backend of a vLLM on one GPU (`pool.vllm_backend.PoolBackend
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any, Final
 
+from controlplane.rungs import NOT_CHECKPOINTABLE
 from pool.client import PoolRefused
 from pool.messages import Filled, Refusal, Staged
 from pool.native import LayoutDiffers
@@ -17,7 +18,8 @@ from pool.ranks import JOINT, Answer, Word
 from worker.engines.interface import EngineFault
 
 ORDER_S: Final = 90.0
-"""Longer than the pool's own deadline for a set on its way to a device (60 s): a rank that is silent beyond it hangs."""
+"""Longer than the pool's own deadline for a set on its way to a device (60 s), and than the worker's for what ranks do among
+themselves (communicators, graphs): a rank that is silent beyond it hangs."""
 DEPOSIT_S: Final = 900.0
 """16 GiB take 12-15 s into fresh shared memory; large sets come at that rate, beside each other."""
 _ERRORS: Final[dict[str, Callable[[str, str], Exception]]] = {
@@ -103,27 +105,33 @@ class Gang:
     def moved(self, device: str) -> None:
         raise EngineFault("not_available", "a gang's ranks can't change their devices")
 
-    def disband(self, stack_bytes: int) -> None:
+    def checkpoint_prepare(self, stack_bytes: int) -> None:
         """Before a checkpoint of CUDA: what the ranks share is given up, and the graphs that hold it; asleep, nothing mapped.
 
-        Raises EngineFault (`bound`: they share more than can be given up; nothing was done), or what NCCL does.
+        Raises EngineFault (`not_checkpointable`: they share more than they give up, and sleep on), or what NCCL does.
         """
-        for rank, bond in enumerate(self.order("bond")):
-            if bond is not None:
-                raise EngineFault("bound", f"rank {rank} can't be taken off its GPU: {bond}")
-        found = self.order("disband", stack_bytes)
-        self._stacks = tuple(stacks for _, stacks in found)
-        self._without_graphs = self._without_graphs or any(dropped for dropped, _ in found)
+        _must_go(self.order("checkpoint_hindrance"))
+        found = self.order("release_graphs")
+        self._without_graphs = self._without_graphs or any(before for before, _ in found)
+        _must_go([f"{left} CUDA graphs are held still" if left else None for _, left in found])
+        self._stacks = tuple(self.order("checkpoint_prepare", stack_bytes))
 
-    def regroup(self) -> None:
-        """Behind the restore. Graphs wait for the next wake: see `recapture`. A failure is the end of the gang."""
-        self.order("regroup", self._stacks)
+    def checkpoint_restore(self) -> None:
+        """Behind the restore. Graphs wait for the next wake: see `capture_graphs`. A failure is the end of the gang."""
+        self.order("checkpoint_restore", self._stacks)
 
-    def recapture(self) -> None:
-        """With weights and KV memory mapped: the graphs that a checkpoint has cost. After a failure there are none."""
-        if self._without_graphs:
-            self.order("capture")
-            self._without_graphs = False
+    def capture_graphs(self) -> None:
+        """With weights and KV memory mapped: those that a checkpoint has cost, if it has.
+
+        Raises EngineFault (fatal): one rank may have them, and another not.
+        """
+        if not self._without_graphs:
+            return
+        try:
+            self.order("capture_graphs")
+        except (RuntimeError, OSError) as error:
+            raise EngineFault("graphs_lost", f"CUDA graphs could not be captured again: {error}", fatal=True) from error
+        self._without_graphs = False
 
     def load_draft(self) -> None:
         """A gang has none: its arguments refuse one."""
@@ -147,6 +155,13 @@ class Gang:
         print(f"rank {rank} of {len(workers)} died: the gang ends", file=sys.stderr, flush=True)  # noqa: T201
         self.end()
         os._exit(70)
+
+
+def _must_go(hindrances: Sequence[str | None]) -> None:
+    """By rank. Raises EngineFault of the first."""
+    for rank, why in enumerate(hindrances):
+        if why is not None:
+            raise EngineFault(NOT_CHECKPOINTABLE, f"rank {rank} can't be taken off its GPU: {why}")
 
 
 class _Weights:

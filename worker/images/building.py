@@ -128,7 +128,7 @@ async def _dumped(local: LocalInstance, image: str, wanted: Wanted, beside: Besi
     engine sleeps as before, if it is to stay (`stays_unsaved`).
     """
     cabinet, parts = local.site.images, beside.parts
-    if local.record.members:
+    if local.record.ranks:
         raise StepFailed("not_available", "a gang's ranks can't be written to disk")
     draft = await to_its_end(lambda: cabinet.store.draft(image))
     try:

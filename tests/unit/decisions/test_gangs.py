@@ -16,8 +16,8 @@ from controlplane.decisions import hostroom
 from controlplane.decisions.needs import held_bytes
 from controlplane.events import GrantGiven, GrantReturned, InstanceDirected
 from controlplane.refusal import Code
-from controlplane.rungs import Rung
-from controlplane.spec import ModelSpec
+from controlplane.rungs import NOT_CHECKPOINTABLE, Rung
+from controlplane.spec import Idle, ModelSpec
 from tests.unit.decisions.spec import DEVICE, Story, hello, plane, spec, with_models
 from tests.unit.decisions.test_admission import admit, done
 
@@ -122,7 +122,7 @@ def test_a_small_model_evicts_a_whole_gang() -> None:
     assert [d for d, _, _ in held(story)] == ["dev0"]
 
 
-def bound_loosely(name: str = "pair") -> ModelSpec:
+def checkpointable(name: str = "pair") -> ModelSpec:
     """A pair whose ranks can leave their devices, with a skeleton of a quarter of a device on each."""
     weights = 2 * DEVICE - 2 * QUARTER
     arguments = {"weight_bytes": weights, "skeleton_bytes": QUARTER, "gpu": True, "gang_checkpoint": True}
@@ -137,7 +137,7 @@ def test_a_gang_is_taken_off_its_devices_only_if_its_model_says_so() -> None:
 
 
 def test_a_gang_at_checkpoint_comes_back_where_it_was_or_not_at_all() -> None:
-    story = with_models(plane(devices=3), bound_loosely(), spec("one")).bring_up("pair")
+    story = with_models(plane(devices=3), checkpointable(), spec("one")).bring_up("pair")
     gang = story.instance_of("pair").instance
     assert story.instance_of("pair").devices == ("dev0", "dev1")
     story.when(Checkpoint(model="pair")).report_checkpointed(gang)
@@ -152,7 +152,7 @@ def test_a_gang_at_checkpoint_comes_back_where_it_was_or_not_at_all() -> None:
 
 
 def test_a_gang_at_checkpoint_is_woken_before_another_is_started() -> None:
-    story = with_models(plane(devices=4), bound_loosely()).bring_up("pair")
+    story = with_models(plane(devices=4), checkpointable()).bring_up("pair")
     gang = story.instance_of("pair").instance
     story.when(Checkpoint(model="pair")).report_checkpointed(gang).when(Load(model="pair"))
     directed = story.find(InstanceDirected)[-1]
@@ -161,7 +161,7 @@ def test_a_gang_at_checkpoint_is_woken_before_another_is_started() -> None:
 
 
 def test_a_sleeping_gang_whose_bytes_are_wanted_leaves_its_devices_and_is_promised_the_hosts_memory_for_all_its_ranks() -> None:
-    story = with_models(plane(devices=2), bound_loosely(), spec("one")).bring_up("pair")
+    story = with_models(plane(devices=2), checkpointable(), spec("one")).bring_up("pair")
     gang = story.instance_of("pair").instance
     story.when(Sleep(model="pair")).report_slept(gang, bytes_used=2 * QUARTER)
     assert story.fleet.configurations[story.fleet.instances[gang].configuration].skeleton_bytes == QUARTER
@@ -170,6 +170,36 @@ def test_a_sleeping_gang_whose_bytes_are_wanted_leaves_its_devices_and_is_promis
     assert story.find(InstanceDirected)[-1].rung is Rung.CHECKPOINT
     story.report_checkpointed(gang).report_up("one")
     assert [d for d, _, _ in held(story)] == ["dev0"]
+
+
+def test_a_gang_that_could_not_let_go_is_not_asked_again_before_it_was_used_and_ends_after_its_own_time() -> None:
+    model = replace(checkpointable(), idle=Idle(sleep_ms=1_000, checkpoint_ms=2_000, cold_ms=300_000))
+    story = with_models(plane(devices=2), model).bring_up("pair")
+    gang = story.instance_of("pair").instance
+    story.when(Sleep(model="pair")).report_slept(gang, bytes_used=2 * QUARTER)
+    story.when(Tick(), after_ms=3_000)
+    assert story.find(InstanceDirected)[-1].rung is Rung.CHECKPOINT
+    stayed = replace(story.slept_report(gang, bytes_used=2 * QUARTER), code=NOT_CHECKPOINTABLE, message="it shares a file")
+    story.when(stayed, after_ms=10)
+    assert story.fleet.instances[gang].rung is Rung.SLEEP
+    story.when(Checkpoint(model="pair")).then_refused(Code.NOT_AVAILABLE, reason="no_cuda")
+    for _ in range(29):
+        story.when(Tick(), after_ms=10_000)
+    assert story.find(InstanceDirected)[-1].code == NOT_CHECKPOINTABLE, "told nothing else since"
+    story.when(Tick(), after_ms=10_000)
+    assert (story.find(InstanceDirected)[-1].rung, story.find(InstanceDirected)[-1].code) == (Rung.COLD, "idle")
+
+
+def test_a_gang_that_could_not_let_go_ends_where_its_bytes_are_wanted_and_may_be_asked_again_once_it_was_used() -> None:
+    story = with_models(plane(devices=2), checkpointable(), spec("one")).bring_up("pair")
+    gang = story.instance_of("pair").instance
+    story.when(Checkpoint(model="pair"))
+    story.when(replace(story.slept_report(gang, bytes_used=2 * QUARTER), code=NOT_CHECKPOINTABLE, message="it shares a file"))
+    story.bring_up("pair").when(Checkpoint(model="pair"))
+    assert story.refused is None and story.find(InstanceDirected)[-1].rung is Rung.CHECKPOINT
+    story.when(replace(story.slept_report(gang, bytes_used=2 * QUARTER), code=NOT_CHECKPOINTABLE, message="it shares a file"))
+    story.when(Load(model="one"))
+    assert (story.find(InstanceDirected)[-1].instance, story.find(InstanceDirected)[-1].rung) == (gang, Rung.COLD)
 
 
 def test_a_gang_is_not_saved_to_disk() -> None:

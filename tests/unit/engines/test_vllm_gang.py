@@ -136,48 +136,65 @@ def test_graphs_of_all_ranks_are_counted_with_each_order(ranks: Ranks) -> None:
     assert gang.graphs == 71
 
 
-def test_around_a_checkpoint_it_falls_apart_and_finds_together_again_and_captures_at_the_next_wake_alone(ranks: Ranks) -> None:
+def checkpointable(ranks: Ranks, *, graphs: int) -> None:
+    for rank in range(2):
+        ranks.found["release_graphs", rank] = (graphs, 0)
+        ranks.found["checkpoint_prepare", rank] = 1024 * (rank + 1)
+
+
+def test_around_a_checkpoint_ranks_let_go_and_connect_again_and_capture_at_the_next_wake_alone(ranks: Ranks) -> None:
     gang = Gang(ranks, ("GPU-a", "GPU-b"))
-    gang.recapture()
-    ranks.found["disband", 0], ranks.found["disband", 1] = (True, 1024), (True, 2048)
-    gang.disband(16)
-    gang.regroup()
-    gang.recapture()
-    gang.recapture()
-    assert ranks.told[1:] == [("bond",), ("disband", 16), ("regroup", (1024, 2048)), ("capture",)], (
-        "each rank its own stacks, and once"
-    )
+    gang.capture_graphs()
+    checkpointable(ranks, graphs=35)
+    gang.checkpoint_prepare(16)
+    gang.checkpoint_restore()
+    gang.capture_graphs()
+    gang.capture_graphs()
+    assert ranks.told[1:] == [
+        ("checkpoint_hindrance",), ("release_graphs",), ("checkpoint_prepare", 16), ("checkpoint_restore", (1024, 2048)),
+        ("capture_graphs",),
+    ], "graphs before communicators, each rank its own stacks, and once"  # fmt: skip
 
 
 def test_a_gang_without_graphs_captures_none(ranks: Ranks) -> None:
     gang = Gang(ranks, ("GPU-a", "GPU-b"))
-    ranks.found["disband", 0] = ranks.found["disband", 1] = (False, 0)
-    gang.disband(16)
-    gang.regroup()
-    gang.recapture()
-    assert ranks.orders[-1] == "regroup"
+    checkpointable(ranks, graphs=0)
+    gang.checkpoint_prepare(16)
+    gang.checkpoint_restore()
+    gang.capture_graphs()
+    assert ranks.orders[-1] == "checkpoint_restore"
 
 
-def test_graphs_that_could_not_be_captured_are_wanted_again_at_the_next_wake(ranks: Ranks) -> None:
+@pytest.mark.parametrize("kind", ["RuntimeError", "OSError", "TimeoutError"])
+def test_ranks_of_which_one_has_its_graphs_and_another_has_not_are_the_end_of_the_gang(ranks: Ranks, kind: str) -> None:
     gang = Gang(ranks, ("GPU-a", "GPU-b"))
-    ranks.found["disband", 0] = ranks.found["disband", 1] = (True, 1024)
-    gang.disband(16)
-    gang.regroup()
-    ranks.faults["capture", 1] = ("RuntimeError", "", "out of memory")
-    with pytest.raises(RuntimeError, match="rank 1 of 2: out of memory"):
-        gang.recapture()
-    ranks.faults.clear()
-    gang.recapture()
-    assert ranks.orders[-2:] == ["capture", "capture"]
+    checkpointable(ranks, graphs=35)
+    gang.checkpoint_prepare(16)
+    gang.checkpoint_restore()
+    ranks.faults["capture_graphs", 1] = (kind, "", "out of memory")
+    with pytest.raises(EngineFault, match="could not be captured again: rank 1 of 2: out of memory") as fault:
+        gang.capture_graphs()
+    assert (fault.value.code, fault.value.fatal) == ("graphs_lost", True)
 
 
-def test_ranks_that_share_more_than_they_can_give_up_say_so_and_sleep_on(ranks: Ranks) -> None:
+def test_ranks_that_share_more_than_they_give_up_say_so_and_sleep_on(ranks: Ranks) -> None:
     gang = Gang(ranks, ("GPU-a", "GPU-b"))
-    ranks.found["bond", 1] = "tp:0 reduces by CustomAllreduce"
-    with pytest.raises(EngineFault, match="rank 1 can't be taken off its GPU: tp:0 reduces by CustomAllreduce") as fault:
-        gang.disband(16)
-    assert ranks.orders[-1] == "bond", "none has given anything up"
-    assert (fault.value.code, fault.value.fatal) == ("bound", False)
+    ranks.found["checkpoint_hindrance", 1] = "tp:0 has a CustomAllreduce"
+    with pytest.raises(EngineFault, match="rank 1 can't be taken off its GPU: tp:0 has a CustomAllreduce") as fault:
+        gang.checkpoint_prepare(16)
+    assert ranks.orders[-1] == "checkpoint_hindrance", "none has given anything up"
+    assert (fault.value.code, fault.value.fatal) == ("not_checkpointable", False)
+
+
+def test_graphs_that_somebody_holds_still_keep_the_gang_and_those_that_went_are_captured_again(ranks: Ranks) -> None:
+    gang = Gang(ranks, ("GPU-a", "GPU-b"))
+    checkpointable(ranks, graphs=35)
+    ranks.found["release_graphs", 1] = (36, 1)
+    with pytest.raises(EngineFault, match="rank 1 can't be taken off its GPU: 1 CUDA graphs are held still") as fault:
+        gang.checkpoint_prepare(16)
+    assert (fault.value.code, fault.value.fatal) == ("not_checkpointable", False)
+    gang.capture_graphs()
+    assert ranks.orders[-2:] == ["release_graphs", "capture_graphs"], "communicators stay"
 
 
 def _die_with_a_rank() -> None:

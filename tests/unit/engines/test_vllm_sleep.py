@@ -7,6 +7,7 @@ import pytest
 
 from worker.engines.interface import EngineFault
 from worker.engines.vllm import VllmEngine
+from worker.engines.vllm_parking import PARKED_STACK_BYTES
 
 
 class Inside:
@@ -97,3 +98,53 @@ def test_c16_memory_that_runs_out_half_way_through_a_wake_is_given_back_and_the_
     inside.full, inside.weights.attached = False, "ws_1"
     woken.wake("m")
     assert woken._awake
+
+
+class Ranks(Inside):
+    """A gang."""
+
+    def trim(self) -> None:
+        self.done.append("trim")
+
+    def checkpoint_prepare(self, stack_bytes: int) -> None:
+        self.done.append(f"let go, stacks {stack_bytes}")
+
+    def checkpoint_restore(self) -> None:
+        self.done.append("connect")
+
+    def capture_graphs(self) -> None:
+        self.done.append("capture")
+
+
+def test_a_gang_lets_go_after_what_it_may_not_have_and_captures_once_its_memory_is_there() -> None:
+    inside = Ranks()
+    gang = engine(inside)
+    gang._gang = inside
+    with pytest.raises(EngineFault, match="sleep and detach first"):
+        gang.scrub()
+    gang.sleep()
+    inside.weights.attached, inside.weights.own = None, False
+    inside.done.clear()
+    gang.scrub()
+    assert gang._parked
+    gang.revived()
+    assert not gang._parked
+    inside.weights.attached = "ws_1"
+    gang.wake("m")
+    assert inside.done == ["trim", f"let go, stacks {PARKED_STACK_BYTES}", "connect", "create", "capture"]
+
+
+def test_a_gang_that_does_not_let_go_is_not_parked() -> None:
+    inside = Ranks()
+    gang = engine(inside)
+    gang._gang, gang._parked = inside, False
+    gang.sleep()
+    inside.weights.attached, inside.weights.own = None, False
+
+    def shares(_: int) -> None:
+        raise EngineFault("not_checkpointable", "rank 1 shares a file")
+
+    inside.checkpoint_prepare = shares  # type: ignore[method-assign]
+    with pytest.raises(EngineFault, match="rank 1 shares a file"):
+        gang.scrub()
+    assert not gang._parked

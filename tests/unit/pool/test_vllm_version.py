@@ -5,6 +5,7 @@
 
 import ast
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from pool import vllm_version
+from worker.engines.vllm_arguments import ENVIRONMENT
 
 
 class _Old:
@@ -85,6 +87,17 @@ SURFACE: dict[str, dict[str, tuple[str, ...]]] = {
         "EngineCoreOutput": ("request_id", "new_token_ids", "finish_reason"),
     },
     "v1/worker/gpu_worker.py": {"Worker": ("get_draft_model", "reload_weights")},
+    "v1/worker/gpu_model_runner.py": {"GPUModelRunner": ("capture_model",)},
+    "v1/worker/gpu/model_runner.py": {"GPUModelRunner": ("capture_model",)},
+    "compilation/cuda_graph.py": {"CUDAGraphWrapper": ("clear_all_graphs",)},
+    "compilation/breakable_cudagraph.py": {"BreakableCUDAGraphWrapper": ("clear_all_graphs",)},
+    "config/compilation.py": {
+        "CompilationConfig": ("mode", "cudagraph_mode", "pass_config"), "PassConfig": ("fuse_allreduce_rms",),
+    },
+    "distributed/parallel_state.py": {"": ("_groups",)},
+    "distributed/device_communicators/pynccl.py": {"PyNcclCommunicator": ("__init__",)},
+    "distributed/device_communicators/pynccl_wrapper.py": {"NCCLLibrary": ("ncclCommDestroy",)},
+    "distributed/device_communicators/flashinfer_all_reduce.py": {"": ("_fi_ar_workspace", "_fi_ar_quant_workspace")},
     "sampling_params.py": {
         "SamplingParams": (
             "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty",
@@ -129,3 +142,11 @@ def test_a_worker_has_one_of_the_two_getters() -> None:
     for source in _sources():
         text = (source / "v1" / "worker" / "gpu_worker.py").read_text()
         assert "def sleep_mode_backend(self)" in text or "def _get_sleep_mode_backend(self)" in text
+
+
+@pytest.mark.skipif(not _sources(), reason="no vLLM is installed, and ENGINEHOUSE_VLLM_SOURCES names none")
+def test_no_way_to_reduce_by_memory_that_ranks_share_is_left_on() -> None:
+    for source in _sources():
+        switches = set(re.findall(r"\bVLLM_ALLREDUCE_USE_\w+", (source / "envs.py").read_text()))
+        assert switches
+        assert {name for name in switches if ENVIRONMENT.get(name) != "0"} == set()

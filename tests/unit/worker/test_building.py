@@ -62,7 +62,7 @@ def building_of(
     cabinet = SimpleNamespace(
         store=disk, publish=disk.publish, fail=lambda *told, **__: failed.append(told) if failed is not None else None
     )
-    local: Any = SimpleNamespace(site=SimpleNamespace(images=cabinet), record=SimpleNamespace(skeleton_bytes=1, members=()))
+    local: Any = SimpleNamespace(site=SimpleNamespace(images=cabinet), record=SimpleNamespace(skeleton_bytes=1, ranks=()))
     wanted: Any = SimpleNamespace(configuration="cfg_a", directive=None)
     return building._built(local, Goal("m", 1), wanted, made.fingerprint, Parts())
 
@@ -237,7 +237,7 @@ def dumping(draft: Path, monkeypatch: pytest.MonkeyPatch, dump: Callable[[], Any
     )
     local: Any = SimpleNamespace(
         site=SimpleNamespace(images=cabinet, deadlines=SimpleNamespace(build=60.0)),
-        record=SimpleNamespace(skeleton_bytes=1, members=()),
+        record=SimpleNamespace(skeleton_bytes=1, ranks=()),
         holder=SimpleNamespace(ask=ask, dump=dumps),
         unwatch=lambda _: None,
         instance="inst_a",
@@ -324,7 +324,7 @@ async def test_a_disk_that_runs_full_while_the_bulk_is_lifted_is_not_the_images_
     )
     local: Any = SimpleNamespace(
         site=SimpleNamespace(images=cabinet, deadlines=SimpleNamespace(build=60.0)),
-        record=SimpleNamespace(skeleton_bytes=1, members=()),
+        record=SimpleNamespace(skeleton_bytes=1, ranks=()),
         holder=SimpleNamespace(ask=ask, dump=dump), directory=SimpleNamespace(read=lambda: None, path=tmp_path),
         unwatch=unwatched.append, watched=lambda role: role not in unwatched,
     )  # fmt: skip

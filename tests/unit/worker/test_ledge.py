@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane.fleet import REBUILD
-from controlplane.rungs import Rung
+from controlplane.rungs import NOT_CHECKPOINTABLE, Rung
 from tests.unit.worker.test_plan import ASLEEP, rebuild
 from worker.desired import Wanted
 from worker.failure import StepFailed
@@ -42,7 +42,7 @@ async def test_an_image_that_there_is_no_room_to_make_leaves_its_skeleton_asleep
 @pytest.mark.parametrize(("code", "stays"), [("operator", True), ("idle", True), ("evicted", False)])
 async def test_a_gang_that_can_not_let_go_sleeps_on_unless_its_place_is_wanted(code: str, stays: bool) -> None:
     wanted = told(Rung.CHECKPOINT, code)
-    found = await ledge(asleep(), wanted, StepName.CHECKPOINT, StepFailed("bound", "so"))
+    found = await ledge(asleep(), wanted, StepName.CHECKPOINT, StepFailed(NOT_CHECKPOINTABLE, "so"))
     assert (found.rung if found is not None else None) == (Rung.SLEEP if stays else None)
 
 

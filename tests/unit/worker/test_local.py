@@ -10,6 +10,7 @@ import pytest
 from worker import adoption, cells, checkpoint
 from worker.adoption import adopt_holder
 from worker.cuda.operation import Theatre
+from worker.cuda.step import Said
 from worker.cuda.surgeon import CudaState
 from worker.deadlines import Deadlines
 from worker.desired import Wanted
@@ -59,11 +60,12 @@ async def test_an_engine_that_was_starting_on_its_cells_is_measured_before_they_
 async def test_where_a_checkpointed_engine_was_is_written_down_by_whoever_finds_it(
     local: LocalInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def off(*_: object) -> CudaState:
-        return CudaState.CHECKPOINTED
+    async def off(_: Theatre, pids: tuple[int, ...], verbs: tuple[str, ...], **__: object) -> list[Said]:
+        assert (pids, verbs) == ((ENGINE.pid,), ("state",))
+        return [Said(verb="state", pid=ENGINE.pid, state=CudaState.CHECKPOINTED)]
 
     monkeypatch.setattr(checkpoint, "theatre", lambda _: Theatre(tmp_path))
-    monkeypatch.setattr(adoption, "state_of", off)
+    monkeypatch.setattr(adoption, "operate", off)
     says(local, grant=7, parked=True)
     local.directory.edit(device="GPU-a")
     await adopt_holder(local, local.record)
@@ -85,15 +87,14 @@ async def test_a_gang_that_was_caught_half_off_its_gpus_is_let_go_on_only_if_no_
 ) -> None:  # fmt: skip
     known, told = dict(zip((11, 12), states, strict=True)), list[int]()
 
-    async def state_of(_: Theatre, pid: int) -> CudaState:
-        return known[pid]
-
-    async def operate(_: Theatre, pids: list[int], verbs: tuple[str, ...], **__: object) -> None:
+    async def operate(_: Theatre, pids: list[int], verbs: tuple[str, ...], **__: object) -> list[Said]:
+        if verbs == ("state",):
+            return [Said(verb="state", pid=pid, state=known[pid]) for pid in pids]
         assert verbs == ("unlock",)
         told.extend(pids)
+        return []
 
     monkeypatch.setattr(checkpoint, "theatre", lambda _: Theatre(tmp_path))
-    monkeypatch.setattr(adoption, "state_of", state_of)
     monkeypatch.setattr(adoption, "operate", operate)
     says(local, grant=7, parked=True)
     local.site.deadlines = Deadlines()  # type: ignore[misc]
