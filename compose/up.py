@@ -151,11 +151,16 @@ def reserved(host: str, port: int) -> Reservation:
 
 
 async def _end(data: Path, supervisor: Supervisor, say: Say) -> None:
-    """Callers first, then engines, then what holds their memory, then the log; nothing is left."""
+    """Callers first, then engines, then what holds their memory, then the log, which is told of it; nothing is left."""
     await supervisor.stop(["web", "worker"])
     kept = {state.pid for state in supervisor.states}
     instances = [one for one in remains.belonging(data) if one.pid not in kept]
     await end(instances, deadline_s=INSTANCES_END_S)
+    await supervisor.stop(["pool"])
+    if "decider" in supervisor.children:
+        from compose.farewell import say_farewell  # noqa: PLC0415 - as above
+
+        await say_farewell(data)
     await supervisor.stop()
     if left := await remains.clear(data):
         log.warning("left_over", count=left)

@@ -16,6 +16,7 @@ from controlplane.commands import (
     DeviceFound,
     End,
     EndRequests,
+    Farewell,
     Hello,
     InstanceFound,
     Interrupt,
@@ -110,6 +111,13 @@ class Simulation:
                 pool_budget_bytes=self._pool_bytes, instances=found, weight_sets=tuple(self.reality.pool(node)),
             )
         )  # fmt: skip
+
+    def leave(self, node: str = NODE) -> None:
+        """The node's plane is ended in order: whatever has a process there, and the pool. `hello` starts it again."""
+        for engine in [e for e in self.engines.values() if e.node == node and e.rung not in (Rung.COLD, Rung.SAVED)]:
+            del self.engines[engine.instance]
+        self.reality.pool(node).clear()
+        self.send(Farewell(node=node))
 
     def kill(self, instance: str, code: str = "engine_died") -> None:
         """Its process dies: the worker sees it at once, so do the gateway's streams."""

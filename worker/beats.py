@@ -37,13 +37,17 @@ class Beats:
         self._instances: tuple[InstanceBeat, ...] = ()
         self._devices: dict[str, int] = {}
         self._owners: dict[str, DeviceBytes] = {}
-        self._pool = (0, site.plane.pool_bytes, False)
+        self._pool = (0, site.plane.pool_bytes, True)
         self._available = 0
+        self._measured = asyncio.Event()
 
     async def run(self) -> None:
         """Beat until cancelled. A beat that can't be measured or sent is skipped: the next one comes in a second."""
         measuring = asyncio.create_task(self._measure_on(), name="measure")
         try:
+            with contextlib.suppress(TimeoutError):  # the first beat is to say what there is
+                async with asyncio.timeout(EVERY_S):
+                    await self._measured.wait()
             while True:
                 self._site.board.changed.clear()
                 try:
@@ -71,6 +75,7 @@ class Beats:
                 await self.measure()
             except Exception:
                 log.exception("not_measured")
+            self._measured.set()
             await asyncio.sleep(EVERY_S)
 
     async def measure(self) -> None:

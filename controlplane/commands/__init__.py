@@ -6,6 +6,7 @@ from controlplane.commands.desk import BeginReign, NodeHeard, NodeSilent, Tick
 from controlplane.commands.gateway import Admit, CancelRequest, CloseGateway, End, EndRequests, Interrupt, OpenGateway
 from controlplane.commands.node import (
     DeviceFound,
+    Farewell,
     Hello,
     ImageFound,
     InstanceFound,
@@ -48,7 +49,7 @@ AnyCommand = (
     | OpenGateway | CloseGateway | Admit | EndRequests | Interrupt | CancelRequest
     | RegisterModel | ReviseModel | RetireModel | ApplySettings | Load | Sleep | Checkpoint | Save | Move | Stop | Retry
     | RemoveImage | RebuildImage | PinImage
-    | Hello | ReportModel | ReportUnusable | ReportStaged | ReportDropped | ReportForeign
+    | Hello | Farewell | ReportModel | ReportUnusable | ReportStaged | ReportDropped | ReportForeign
     | ReportUp | ReportSlept | ReportCheckpointed | ReportSaved | ReportEnded | ReportFailed
     | ReportImageBuilt | ReportImageRefused | ReportImageFailed | ReportImageRemoved | ReportImageRoom
 )  # fmt: skip
@@ -69,8 +70,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "Admit", "AnyCommand", "ApplySettings", "BeginReign", "CancelRequest", "Checkpoint", "CloseGateway", "DeviceFound",
-    "End", "EndRequests", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard", "NodeSilent",
-    "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportCheckpointed",
+    "End", "EndRequests", "Farewell", "Hello", "ImageFound", "InstanceFound", "Interrupt", "Load", "Move", "NodeHeard",
+    "NodeSilent", "OpenGateway", "Order", "PinImage", "RebuildImage", "RegisterModel", "RemoveImage", "ReportCheckpointed",
     "ReportDropped", "ReportEnded", "ReportFailed", "ReportForeign", "ReportImageBuilt", "ReportImageFailed",
     "ReportImageRefused", "ReportImageRemoved", "ReportImageRoom", "ReportModel", "ReportSaved", "ReportSlept", "ReportStaged",
     "ReportUnusable", "ReportUp", "RetireModel", "Retry", "ReviseModel", "Save", "Sleep", "Stop", "Tick",

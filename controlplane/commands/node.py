@@ -66,6 +66,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     version: str = ""
 
 
+class Farewell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The plane on this node was ended in order. Its worker has ended, no process of an instance is left (each was seen to be
+    gone), and so has its pool."""
+
+    node: str
+
+
 class ReportModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The source of `model` at `revision` was opened."""
 

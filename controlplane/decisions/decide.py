@@ -10,6 +10,7 @@ from controlplane.commands import (
     Checkpoint,
     CloseGateway,
     EndRequests,
+    Farewell,
     Hello,
     Interrupt,
     Load,
@@ -135,6 +136,8 @@ def decide(fleet: Fleet, order: Order, now_ms: int) -> Decision:  # noqa: PLR091
             registry.unusable(draft, command)
         case Hello() as command:
             membership.hello(draft, command)
+        case Farewell() as command:
+            membership.farewell(draft, command)
         case NodeSilent() as command:
             membership.node_silent(draft, command)
         case NodeHeard() as command:

@@ -177,10 +177,16 @@ def lose(draft: Draft, instance: Instance, *, step: str, code: str, message: str
         ),
         operation=operation, because=directive.number if directive else None,
     )  # fmt: skip
+    gone(draft, instance, code=code, message=message)
+
+
+def gone(draft: Draft, instance: Instance, *, code: str, message: str) -> None:
+    """What it held is free. What was asked of it has failed; but a stop has what it wanted, and a load may find another."""
+    operation = instance.directive.operation if instance.directive else None
     _return_grant(draft, instance, operation)
     asked = draft.fleet.operations.get(operation or "")
     if asked is not None and asked.kind in ("sleep", "checkpoint", "save", "move"):
-        fail(draft, asked, code, message)  # a stop has what it wanted; a load may find another instance
+        fail(draft, asked, code, message)
 
 
 def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str, operation: str | None = None) -> None:

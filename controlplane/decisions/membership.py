@@ -1,6 +1,6 @@
 """Who takes part: nodes and their devices, gateways, the reigning decider."""
 
-from controlplane.commands import BeginReign, CloseGateway, Hello, NodeHeard, NodeSilent, OpenGateway, ReportForeign
+from controlplane.commands import BeginReign, CloseGateway, Farewell, Hello, NodeHeard, NodeSilent, OpenGateway, ReportForeign
 from controlplane.decisions import endings, lifecycle, operations
 from controlplane.decisions.draft import Draft
 from controlplane.decisions.needs import cannot_fit
@@ -14,10 +14,12 @@ from controlplane.events import (
     GatewayOpened,
     ImageBuilt,
     ImageRemoved,
+    InstanceEnded,
     ModelCleared,
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
+    NodeLeft,
     ReignBegan,
     WeightsDropped,
 )
@@ -54,6 +56,31 @@ def hello(draft: Draft, command: Hello) -> None:
     for model in draft.fleet.models.values():
         if model.rejection is not None and model.rejection.code == Code.CANNOT_FIT and not cannot_fit(draft.fleet, model):
             draft.emit(ModelCleared(model=model.model))  # the fleet has grown
+    advance(draft)
+    operations.pursue(draft)
+
+
+def farewell(draft: Draft, command: Farewell) -> None:
+    """What had a process there has none any more, and the pool's sets are gone. What is saved stays; what was to begin begins
+    once the node is there again, and nothing is placed on it till then."""
+    node = draft.fleet.nodes.get(command.node)
+    if node is None:
+        raise Refused(Code.NO_NODE, f"no node is called {command.node}")
+    if not node.incarnation:
+        return
+    draft.emit(NodeLeft(node=command.node))
+    for _, instance in sorted(draft.fleet.instances.items()):
+        if instance.node != command.node or instance.rung in (Rung.COLD, Rung.SAVED):
+            continue
+        number = instance.directive.number if instance.directive else 0
+        draft.emit(
+            InstanceEnded(node=command.node, instance=instance.instance, directive=number, took_ms=0),
+            operation=instance.directive.operation if instance.directive else None,
+        )
+        lifecycle.gone(draft, instance, code="node_left", message=f"{command.node}'s plane was ended")
+    for _, weights in sorted(draft.fleet.weights.items()):
+        if weights.node == command.node:
+            draft.emit(WeightsDropped(node=command.node, weight_set=weights.weight_set, code="left"))
     advance(draft)
     operations.pursue(draft)
 

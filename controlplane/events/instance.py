@@ -157,7 +157,7 @@ class ImageRoomFound(Event, frozen=True, kw_only=True):
 
 
 class InstanceEnded(Event, frozen=True, kw_only=True):
-    """Cold as directed: no process is left."""
+    """Cold as directed, or as its node left: no process is left."""
 
     AGGREGATE, KEY, ENDS = "instance", "instance", True
     node: str

@@ -60,6 +60,13 @@ class NodeHeardAgain(Event, frozen=True, kw_only=True):
     node: str
 
 
+class NodeLeft(Event, frozen=True, kw_only=True):
+    """Its plane was ended in order: no process of an instance is left there, and its pool has gone. It may join again."""
+
+    AGGREGATE, KEY = "node", "node"
+    node: str
+
+
 class DeviceDeclared(Event, frozen=True, kw_only=True):
     """A device is usable, or its size changed."""
 

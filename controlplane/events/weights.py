@@ -35,4 +35,4 @@ class WeightsDropped(Event, frozen=True, kw_only=True):
     node: str
     weight_set: str
     code: str
-    """`dismissed`, `lost` (not found in the pool any more) or `corrupt`."""
+    """`dismissed`, `lost` (not found in the pool any more), `corrupt`, or `left` (the pool has ended with its node's plane)."""

@@ -42,6 +42,7 @@ from controlplane.events import (
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
+    NodeLeft,
     NodeLimitsChanged,
     OperationFailed,
     OperationRequested,
@@ -160,6 +161,8 @@ def _apply(fleet: Fleet, recorded: Recorded) -> Fleet:  # noqa: PLR0915 - one ca
             return instances.judged_anew(nodes.joined(fleet, e), e.node)
         case NodeFellSilent() | NodeHeardAgain() as e:
             return nodes.heard(fleet, e)
+        case NodeLeft() as e:
+            return nodes.left(fleet, e)
         case NodeLimitsChanged() as e:
             return nodes.limited(fleet, e)
         case DeviceDeclared() as e:

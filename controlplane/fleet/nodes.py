@@ -11,6 +11,7 @@ from controlplane.events import (
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
+    NodeLeft,
     NodeLimitsChanged,
 )
 from controlplane.fleet.places import Device, Node
@@ -28,6 +29,12 @@ def joined(fleet: Fleet, e: NodeJoined) -> Fleet:
 
 def heard(fleet: Fleet, e: NodeFellSilent | NodeHeardAgain) -> Fleet:
     node = replace(fleet.nodes[e.node], heard=isinstance(e, NodeHeardAgain))
+    return replace(fleet, nodes=fleet.nodes.set(e.node, node))
+
+
+def left(fleet: Fleet, e: NodeLeft) -> Fleet:
+    """No beat of the worker that it had counts any more."""
+    node = replace(fleet.nodes[e.node], heard=False, incarnation="")
     return replace(fleet, nodes=fleet.nodes.set(e.node, node))
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +87,31 @@ def test_without_a_plane_commands_say_so(tmp_path: Path) -> None:
         assert "up" in found.stderr and "Traceback" not in found.stderr, command
 
 
-def test_down_ends_all_of_it_and_a_second_down_finds_nothing(start_plane: Callable[..., PlaneUnderTest]) -> None:
+async def test_down_ends_all_of_it_the_log_says_so_and_a_second_down_finds_nothing(
+    start_plane: Callable[..., PlaneUnderTest],
+) -> None:
     plane = start_plane(ONE)
     assert plane.cli("load", "alpha").returncode == 0
     assert len(belonging(plane.data)) >= 9
+    instance = (await plane.serving("alpha")).instance
     ended = plane.cli("down")
     assert ended.returncode == 0 and "ended in" in ended.stdout
     assert plane.down() == 0
     assert belonging(plane.data) == []
     assert "nothing was running" in plane.cli("down").stdout
     assert plane.cli("status").returncode == 1
+    over = datetime.now(UTC)
     plane.start()
+    [left] = await plane.events("NodeLeft")
+    told = [one for one in await plane.events() if one.command == left.command]
+    assert [one.type for one in told] == ["NodeLeft", "InstanceEnded", "GrantReturned", "WeightsDropped"]
+    assert told[1].stream == f"instance:{instance}"
+    assert not await plane.events("InstanceFailed"), "nothing was lost: it was ended"
+    then = plane.cli("status", "--at", over.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "--json")
+    [alpha], [node] = (json.loads(then.stdout)[name] for name in ("models", "nodes"))
+    assert (alpha["state"], node["heard"]) == ("cold", False), "as it was meanwhile"
     assert plane.cli("load", "alpha").returncode == 0, "what the log says of it is still true"
+    assert plane.cli("audit").returncode == 0
 
 
 def test_down_clears_what_a_killed_up_has_left(start_plane: Callable[..., PlaneUnderTest]) -> None:

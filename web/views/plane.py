@@ -7,6 +7,7 @@ import msgspec
 
 from controlplane.fleet import Fleet
 from controlplane.subjects import NodeBeat
+from web.views.standing import away
 
 
 class Link(StrEnum):
@@ -22,7 +23,8 @@ class Link(StrEnum):
 
 class NodeView(msgspec.Struct, frozen=True):
     node: str
-    heard: bool
+    away: str
+    """As in `standing.away`."""
     version: str
     pool_ok: bool
 
@@ -52,7 +54,7 @@ def plane(fleet: Fleet, beats: Mapping[str, NodeBeat], link: Link) -> PlaneHead:
             tone, words = "sleep", "the past"
     running = sum(request.instance is not None for request in fleet.requests.values())
     nodes = (
-        NodeView(n.node, n.heard, n.version, beats[n.node].pool_ok if n.node in beats else True)
+        NodeView(n.node, away(n), n.version, beats[n.node].pool_ok if n.node in beats else True)
         for n in sorted(fleet.nodes.values(), key=lambda n: n.node)
     )
     return PlaneHead(

@@ -41,6 +41,7 @@ from controlplane.events import (
     NodeFellSilent,
     NodeHeardAgain,
     NodeJoined,
+    NodeLeft,
     NodeLimits,
     NodeLimitsChanged,
     OperationFailed,
@@ -234,6 +235,8 @@ def _of_the_plane(event: AnyEvent) -> str:
             return "fell silent; its grants stay granted"
         case NodeHeardAgain():
             return "heard again"
+        case NodeLeft():
+            return "left in order: no engine is there any more, and no pool"
         case DeviceDeclared() as e:
             return f"{e.name} ({e.kind}), {size(e.size_bytes)}"
         case DeviceWithdrawn():

@@ -9,7 +9,7 @@ from controlplane.spec import CELLS
 from controlplane.subjects import DeviceBytes, NodeBeat
 from web.views.figures import percent, rate, share, size
 from web.views.hues import hues
-from web.views.standing import Standing, beat_of, shown_model, standing
+from web.views.standing import Standing, away, beat_of, shown_model, standing
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,8 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     kind: str
     size_bytes: int
-    silent: bool
+    away: str
+    """Of its node, as in `standing.away`."""
     runs: tuple[Held | Free, ...]
     segments: tuple[Segment, ...]
     granted_cells: int
@@ -96,7 +97,7 @@ def _device(
     node = fleet.nodes.get(device.node)
     return DeviceView(
         device=device.device, name=device.name, node=device.node, kind=device.kind, size_bytes=device.size_bytes,
-        silent=node is not None and not node.heard, runs=tuple(sorted(runs, key=lambda run: run.offset)),
+        away=away(node), runs=tuple(sorted(runs, key=lambda run: run.offset)),
         segments=_segments(fleet, beats, device, held), granted_cells=len(taken),
     )  # fmt: skip
 
@@ -179,4 +180,4 @@ def described(view: DeviceView) -> str:
 def layout(view: DeviceView) -> object:
     """What decides how a device's cells lie; who holds a run, and how full the device is, is drawn by itself."""
     runs = tuple(r.grant if isinstance(r, Held) else (r.offset, r.cells) for r in view.runs)
-    return (view.name, view.node, view.kind, view.size_bytes, view.silent, view.granted_cells, runs)
+    return (view.name, view.node, view.kind, view.size_bytes, view.away, view.granted_cells, runs)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controlplane.fleet import Fleet, Instance
+from controlplane.fleet import Fleet, Instance, Node
 from controlplane.rungs import Activity, Health, Rung
 from controlplane.subjects import InstanceBeat, NodeBeat
 from controlplane.subjects import Progress as Reported
@@ -96,6 +96,13 @@ def beat_of(beats: Mapping[str, NodeBeat], instance: Instance) -> InstanceBeat |
     return next((b for b in node.instances if b.instance == instance.instance), None) if node else None
 
 
+def away(node: Node | None) -> str:
+    """Why nothing is heard of a node, in words; empty: it is."""
+    if node is None or node.heard:
+        return ""
+    return "has left" if not node.incarnation else "is silent"
+
+
 def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) -> Standing:
     """Say where the instance is and what it does."""
     directive = instance.directive
@@ -103,8 +110,8 @@ def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) ->
     node = fleet.nodes.get(instance.node)
     if instance.health is not Health.OK:
         return Standing(tone="failed", words=instance.health.value, since_ms=instance.since_ms)
-    if node is not None and not node.heard:
-        return Standing(tone="failed", words=f"{instance.rung.value}, node is silent", since_ms=instance.since_ms)
+    if gone := away(node):
+        return Standing(tone="failed", words=f"{instance.rung.value}, node {gone}", since_ms=instance.since_ms)
     if directive is None or instance.activity is Activity.SETTLED:
         tone = {Rung.UP: "up", Rung.COLD: "cold"}.get(instance.rung, "sleep")
         return Standing(

@@ -229,7 +229,11 @@ class Fleets(RuleBasedStateMachine):
         else:
             self._send(ReviseModel(spec=changed))
 
-    @rule(kind=st.sampled_from(["kill", "fail", "restart", "lose", "silence", "gateway"]), nth=st.integers(0, 10), model=models)
+    @rule(
+        kind=st.sampled_from(["kill", "fail", "restart", "lose", "down", "silence", "gateway"]),
+        nth=st.integers(0, 10),
+        model=models,
+    )
     def trouble(self, kind: str, nth: int, model: str) -> None:
         engines = sorted(self.sim.engines)
         match kind:
@@ -244,6 +248,11 @@ class Fleets(RuleBasedStateMachine):
                     self.sim.hello(node)
                 else:
                     self.sim.hello(self._node(nth))
+            case "down":
+                self.sim.leave(self._node(nth))
+                self.sim.run(nth * 300)
+                self.holds()
+                self.sim.hello(self._node(nth))
             case "silence":
                 self._send(NodeSilent(node=self._node(nth)))
                 self.sim.run(nth * 300)

@@ -1,6 +1,18 @@
 """Nodes, devices, gateways and deciders come and go."""
 
-from controlplane.commands import Admit, BeginReign, InstanceFound, Load, NodeHeard, NodeSilent, ReportStaged, Tick
+from controlplane.commands import (
+    Admit,
+    BeginReign,
+    Farewell,
+    InstanceFound,
+    Load,
+    NodeHeard,
+    NodeSilent,
+    ReportStaged,
+    Sleep,
+    Tick,
+)
+from controlplane.events import InstanceDirected
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
@@ -55,6 +67,28 @@ def test_silence_stops_placement_and_keeps_grants() -> None:
 def test_a_hello_ends_a_silence() -> None:
     story = plane().given(NodeSilent(node="n1")).when(hello()).then("NodeHeardAgain")
     assert story.fleet.nodes["n1"].heard
+
+
+def test_a_plane_that_is_ended_in_order_leaves_nothing_to_be_lost_and_a_climb_goes_on_when_it_is_back() -> None:
+    story = with_models(plane(devices=3), spec("a"), spec("b"), spec("c")).bring_up("a").bring_up("b")
+    story.given(Sleep(model="b")).given(admit("req_1", "c"))
+    story.when(ReportStaged(node="n1", model="a", revision=1, weight_set="ws_a", size_bytes=5, took_ms=1))
+    slept, climbing = story.instance_of("b").instance, story.fleet.instances[story.find(InstanceDirected)[-1].instance]
+    assert climbing.rung is Rung.COLD
+    story.when(Farewell(node="n1")).then(
+        "NodeLeft", "InstanceEnded", "GrantReturned", ("InstanceEnded", {"instance": slept}), "GrantReturned",
+        ("OperationFailed", {"kind": "sleep", "code": "node_left"}),
+        ("WeightsDropped", {"code": "left"}), ("RequestQueued", {"code": "node_silent"}),
+    )  # fmt: skip
+    assert set(story.fleet.instances) == {climbing.instance}
+    story.when(Farewell(node="n1")).then_nothing()
+    story.when(Load(model="a")).then("OperationRequested")
+    story.when(hello(devices=3, incarnation="inc_2")).then(
+        "NodeJoined", "InstanceCreated", "GrantGiven", ("InstanceDirected", {"model": "a"}),
+        ("RequestQueued", {"code": "climbing"}),
+    )  # fmt: skip
+    story.when(story.up_report("c")).then("InstanceUp", "RequestRouted")
+    story.when(Farewell(node="n9")).then_refused(Code.NO_NODE)
 
 
 def test_a_device_in_use_is_not_withdrawn() -> None:

@@ -1,7 +1,7 @@
 """Silence counts only while we could have heard."""
 
 from controlplane.commands import CloseGateway, NodeHeard, NodeSilent
-from controlplane.events import GatewayOpened, NodeFellSilent, NodeJoined
+from controlplane.events import GatewayOpened, NodeFellSilent, NodeJoined, NodeLeft
 from controlplane.fleet import Fleet, fold
 from controlplane.silence import Silence
 from controlplane.subjects import GatewayBeat, NodeBeat
@@ -11,7 +11,7 @@ JOINED = NodeJoined(node="n1", address="a", incarnation="inc_1", boot="b", pool_
 OPENED = GatewayOpened(gateway="gw_1", host="h", pid=1)
 
 
-def fleet(*events: NodeJoined | NodeFellSilent | GatewayOpened) -> Fleet:
+def fleet(*events: NodeJoined | NodeFellSilent | NodeLeft | GatewayOpened) -> Fleet:
     return fold(Chronicle().record(*events))
 
 
@@ -62,6 +62,12 @@ def test_a_beat_of_another_run_of_the_worker_does_not_count() -> None:
     silence.heard_node(beat("inc_2"), 104.0)
     assert silence.commands(fleet(JOINED), 104.3) == [NodeSilent(node="n1")]
     assert silence.commands(fleet(JOINED, NodeFellSilent(node="n1")), 104.3) == []
+
+
+def test_the_last_beats_of_a_worker_whose_plane_has_ended_bring_its_node_back_to_nobody() -> None:
+    silence = listening(100.0, 104.25)
+    silence.heard_node(beat(), 104.0)
+    assert silence.commands(fleet(JOINED, NodeLeft(node="n1")), 104.1) == []
 
 
 def test_a_gateway_that_has_just_opened_has_five_seconds_for_its_first_beat() -> None:

@@ -8,6 +8,7 @@ from controlplane.events import (
     GrantReturned,
     InstanceOverdue,
     NodeFellSilent,
+    NodeLeft,
     OperationRequested,
     Outsider,
 )
@@ -112,9 +113,11 @@ def test_a_silent_node_and_an_overdue_transition_are_marked() -> None:
     assert held.standing.overdue
     plane.emit(NodeFellSilent(node="n1"))
     silent = devices(plane.fleet, plane.beats)[0]
-    assert silent.silent
+    assert silent.away == "is silent"
     assert isinstance(silent.runs[0], Held)
     assert silent.runs[0].standing.words == "up, node is silent"
+    plane.emit(NodeLeft(node="n1"))
+    assert devices(plane.fleet, plane.beats)[0].away == "has left"
 
 
 def test_returned_cells_are_free_again() -> None:
