@@ -1,9 +1,7 @@
 """`bench ladder`: every way up to a first answer and every way down, in one run, beside cold starts of the same run."""
 
 import json
-import shutil
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +15,7 @@ from compose.bench.ownplane import OwnPlane
 from compose.bench.rows import Row, machine
 from compose.bench.scene import SMALL
 from compose.bench.shapes import SHAPES
+from compose.bench.workplace import plane_place, workplace
 from compose.refusal import ApiRefused
 from worker.images import criu
 
@@ -46,13 +45,8 @@ def ladder(*, shape: str, cycles: int, arguments: str, work: Path | None, file: 
         chosen = msgspec.json.decode(arguments, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise click.BadParameter(f"--arguments is no JSON object: {error}") from None
-    place = (work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve()
-    try:
-        source = source_of(shape, place, chosen)
-        rows = measure(source, cycles, file)
-    finally:
-        if work is None:
-            shutil.rmtree(place, ignore_errors=True)
+    with workplace(work, longest="") as place:
+        rows = measure(source_of(shape, place, chosen), cycles, file)
     ladderreport.show(rows)
     if rows["failed"]:
         raise click.ClickException(rows["failed"])
@@ -64,7 +58,7 @@ def measure(source: Source, cycles: int, file: Path | None = None) -> Row:
     """Everything, as one row; `file` has what there is of it after each round. `failed`: what ended it early."""
     rows: Row = {**machine(), "criu": _criu(), "shape": source.name, "engine": source.engine, "weights_bytes": source.bytes}
     rows |= {"arguments": source.arguments, "cycles": cycles}
-    data = Path(tempfile.mkdtemp(prefix="ehb-"))
+    data = plane_place()
     with OwnPlane(data, source.settings(MODEL)) as plane:
         climber = Climber(plane, cycles)
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -18,6 +16,7 @@ from compose.bench.load import TOKENS
 from compose.bench.rows import Row, machine, medians
 from compose.bench.scene import Scene, Setting
 from compose.bench.shapes import SHAPES
+from compose.bench.workplace import workplace
 from compose.refusal import EnvironmentRefusal
 from worker import gpus
 from worker.cuda.operation import Theatre, operate
@@ -44,15 +43,8 @@ def move(*, shape: str, moves: int, work: Path | None, file: Path | None) -> Non
         raise EnvironmentRefusal("few_gpus", f"A move needs two GPUs, and this machine has {len(here)}.", "Run it on one.")
     if shape not in SHAPES:
         raise click.BadParameter(f"{shape!r} is none of {', '.join(SHAPES)}.")
-    setting = Setting(
-        shape=shape, source=None, devices=here, cycles=moves, alone=True,
-        work=(work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve(),
-    )  # fmt: skip
-    try:
-        rows = measure(setting, file)
-    finally:
-        if work is None:
-            shutil.rmtree(setting.work, ignore_errors=True)
+    with workplace(work) as place:
+        rows = measure(Setting(shape=shape, source=None, devices=here, cycles=moves, alone=True, work=place), file)
     _show(rows)
     if not rows["median"]["same_tokens"]:
         raise click.ClickException("tokens differ: see the rows")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from compose.bench.rows import Row, machine
 from compose.bench.scene import SMALL, Scene, Setting
 from compose.bench.shapes import SHAPES
 from compose.bench.swapparts import SwapParts
+from compose.bench.workplace import workplace
 from compose.refusal import EnvironmentRefusal
 from worker import gpus
 
@@ -56,16 +55,13 @@ def swap(
     """
     others, more = _among("--against", against, AGAINST), _among("--parts", parts, MORE)
     chosen = _object(arguments)
-    setting = Setting(
-        shape="" if _is_directory(shape) else shape, source=Path(shape).resolve() if _is_directory(shape) else None,
-        devices=_devices(shape, max(number, ranks)), ranks=ranks, cycles=cycles, arguments=chosen,
-        work=(work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve(),
-    )  # fmt: skip
-    try:
+    source, devices = Path(shape).resolve() if _is_directory(shape) else None, _devices(shape, max(number, ranks))
+    with workplace(work) as place:
+        setting = Setting(
+            shape="" if source else shape, source=source, devices=devices, ranks=ranks, cycles=cycles, arguments=chosen,
+            work=place,
+        )  # fmt: skip
         rows = measure(setting, others, more, file)
-    finally:
-        if work is None:
-            shutil.rmtree(setting.work, ignore_errors=True)
     swapreport.show(rows)
     if failed := [name for name, row in rows["parts"].items() if "failed" in row]:
         raise click.ClickException(f"{', '.join(failed)} failed: {rows['parts'][failed[0]]['failed'][-1000:]}")

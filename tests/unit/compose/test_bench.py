@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from compose.bench import checkpoints, ladderreport, swapreport
 from compose.bench.holdings import grown, held
 from compose.bench.rows import medians
 from compose.bench.shapes import SHAPES
+from compose.bench.workplace import plane_place, workplace
 from compose.cli import main
+from compose.refusal import EnvironmentRefusal
 
 
 def ran(*argv: str) -> int:
@@ -177,3 +180,28 @@ def test_a_ladders_goals_follow_from_the_steps_of_the_same_run() -> None:
     assert found["memory of the host at checkpoint"][1] == "7 bytes"
     bare = ladderreport.figures({**rows, "steps_ms": {}, "host_bytes": 0})
     assert [name for name, _, _ in bare] == ["saved -> first answer", "checkpoint -> first answer"]
+
+
+def test_a_bench_works_in_a_directory_of_its_own_that_goes_or_in_the_one_it_was_given(tmp_path: Path) -> None:
+    with workplace(None) as place:
+        (place / "made").touch()
+    assert not place.exists()
+    with workplace(tmp_path / "kept", longest="") as place:
+        place.mkdir()
+    assert place.exists()
+
+
+def test_a_directory_that_leaves_no_room_for_sockets_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    with pytest.raises(EnvironmentRefusal, match="sockets below it leave room for 73") as refused, workplace(long):
+        pass
+    assert refused.value.code == "path_too_long"
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(EnvironmentRefusal, match="TMPDIR"):
+        plane_place()
+    with pytest.raises(EnvironmentRefusal), workplace(None):
+        pass
+    assert list(long.iterdir()) == []
