@@ -3,33 +3,24 @@
 from pathlib import Path
 from typing import Final
 
-import msgspec
-import structlog
-
 from controlplane import ids, parties, subjects
 from controlplane.bus import Bus
 from controlplane.commands import Farewell, Order
 from controlplane.plane import Plane
-from controlplane.refusal import Refused
 
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 3.0
 
-log = structlog.get_logger("up")
-
 
 async def say_farewell(data: Path) -> None:
-    """For the node of the plane in `data`: its worker, its instances' processes and its pool are gone. Where nobody hears it
-    the next worker finds that out."""
+    """For the node of the plane in `data`: its worker, its instances' processes and its pool are gone.
+
+    Raises Refused (nobody hears it), OSError or msgspec.DecodeError (nothing was started there).
+    """
+    plane = Plane.read(data)
+    bus = await Bus.connect(plane, "farewell", parties.node(plane.node), deadline_s=CONNECT_S)
     try:
-        plane = Plane.read(data)
-        bus = await Bus.connect(plane, "farewell", parties.node(plane.node), deadline_s=CONNECT_S)
-        try:
-            order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=Farewell(node=plane.node))
-            answer = await bus.command(subjects.command_node(plane.node), order, timeout_s=ANSWER_S)
-        finally:
-            await bus.close()
-    except (OSError, msgspec.DecodeError, Refused) as error:
-        log.warning("farewell_not_heard", reason=repr(error))
-    else:
-        log.info("farewell", position=getattr(answer, "position", 0))
+        order = Order(id=ids.new(ids.COMMAND), actor=f"node:{plane.node}", body=Farewell(node=plane.node))
+        await bus.command(subjects.command_node(plane.node), order, timeout_s=ANSWER_S)
+    finally:
+        await bus.close()

@@ -150,17 +150,25 @@ def reserved(host: str, port: int) -> Reservation:
         raise EnvironmentRefusal(code, f"Port {port} on {host} can't be used: {error.strerror}.", cure) from error
 
 
+async def _say_farewell(data: Path) -> None:
+    """At best: without it the next worker finds out what is gone."""
+    try:
+        from compose.farewell import say_farewell  # noqa: PLC0415 (as above)
+
+        await say_farewell(data)
+    except Exception as error:  # whatever it is, the rest has to end in order
+        log.warning("farewell_not_heard", reason=repr(error))
+
+
 async def _end(data: Path, supervisor: Supervisor, say: Say) -> None:
     """Callers first, then engines, then what holds their memory, then the log, which is told of it; nothing is left."""
     await supervisor.stop(["web", "worker"])
     kept = {state.pid for state in supervisor.states}
-    instances = [one for one in remains.belonging(data) if one.pid not in kept]
-    await end(instances, deadline_s=INSTANCES_END_S)
+    await end([one for one in remains.belonging(data) if one.pid not in kept], deadline_s=INSTANCES_END_S)
     await supervisor.stop(["pool"])
-    if "decider" in supervisor.children:
-        from compose.farewell import say_farewell  # noqa: PLC0415 - as above
-
-        await say_farewell(data)
+    log_keepers = {child.state.pid for name, child in supervisor.children.items() if name not in ("web", "worker", "pool")}
+    if "worker" in supervisor.children and all(one.pid in log_keepers for one in remains.belonging(data)):
+        await _say_farewell(data)
     await supervisor.stop()
     if left := await remains.clear(data):
         log.warning("left_over", count=left)

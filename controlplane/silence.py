@@ -31,6 +31,9 @@ class Silence:
         """We have listened from the first to the second without a break; of what came after nothing is known yet. The third is
         when we were last back from an outage."""
         self._nodes: dict[str, tuple[str, float]] = {}
+        self._hellos: dict[str, tuple[str, float]] = {}
+        """Of each node the worker that has said hello last, and when: 0 for what was there before our first look."""
+        self._looked = False
         self._gateways: dict[str, float] = {}
 
     def echoed(self, sent: float, now: float) -> None:
@@ -63,7 +66,9 @@ class Silence:
             incarnation, at = self._nodes.get(node.node, ("", 0.0))
             if incarnation != node.incarnation:  # another run of the worker, which has yet to say hello
                 at = 0.0
-            if node.heard and self._silent_s(at) > NODE_S:
+            if self._hellos.get(node.node, ("", 0.0))[0] != node.incarnation:
+                self._hellos[node.node] = node.incarnation, now if self._looked else 0.0  # it has yet to beat
+            if node.heard and self._silent_s(max(at, self._hellos[node.node][1])) > NODE_S:
                 found.append(NodeSilent(node=node.node))
             elif not node.heard and at and now - at <= NODE_S:
                 found.append(NodeHeard(node=node.node))
@@ -72,6 +77,7 @@ class Silence:
             if self._silent_s(heard) > GATEWAY_S:
                 found.append(CloseGateway(gateway=gateway, code="silent"))
         self._forget(fleet)
+        self._looked = True
         return found
 
     def _silent_s(self, heard: float) -> float:

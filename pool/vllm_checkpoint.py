@@ -42,7 +42,9 @@ def release_graphs(runner: Any) -> tuple[int, int]:
     torch.cuda.synchronize()
     before = vllm_graphs.there()
     vllm_version.release_graphs(runner)
+    gc.unfreeze()  # vLLM has frozen what was there at the end of its start, graphs among it
     gc.collect()
+    gc.freeze()
     torch.cuda.empty_cache()
     return before, vllm_graphs.there()
 

@@ -104,8 +104,8 @@ class EngineProcess:
         self._directory.edit(engine=self.known)
 
     def _begin(self) -> Denied | None:
-        """Make way for an engine. There is one in a holder's life; but one that was restored or parked
-        may be followed by another, whatever it has died of."""
+        """Make way for an engine. There is one in a holder's life; but one that was restored or parked may be followed by
+        another, whatever it has died of."""
         if self.known is not None and not (self._replaceable and self.exit is not None):
             return Denied(code="started_already", message=f"an engine was started already, pid {self.known.pid}")
         self.known, self.inner, self.exit, self._ended, self._replaceable = None, None, None, None, False

@@ -10,7 +10,7 @@ from worker.processes import Process
 
 
 def members(record: Record) -> tuple[Process, ...]:
-    """Of a gang that has just started, in order of rank; of one that holds no GPU, all processes beside the engine's own."""
+    """Of a gang on its GPUs, in order of rank; of one that only pretends, all processes beside the engine's own."""
     engine = record.engine
     if engine is None:
         return ()

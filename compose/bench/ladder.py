@@ -45,7 +45,7 @@ def ladder(*, shape: str, cycles: int, arguments: str, work: Path | None, file: 
         chosen = msgspec.json.decode(arguments, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise click.BadParameter(f"--arguments is no JSON object: {error}") from None
-    with workplace(work, longest="") as place:
+    with workplace(work, longest=None) as place:
         rows = measure(source_of(shape, place, chosen), cycles, file)
     ladderreport.show(rows)
     if rows["failed"]:

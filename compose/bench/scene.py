@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -177,10 +176,6 @@ class Scene:
     async def _stage_files(self, source: Path) -> Any:
         async with await PoolClient.connect(self.socket) as client:
             return await client.stage(source)
-
-    def forget(self) -> None:
-        """Remove what was made for the run."""
-        shutil.rmtree(self.setting.work, ignore_errors=True)
 
 
 def _size(path: Path) -> int:

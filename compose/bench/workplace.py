@@ -16,14 +16,15 @@ ENGINE_SOCKET: Final = "/01234567890123456789/control.sock"
 
 
 @contextmanager
-def workplace(work: Path | None, longest: str = ENGINE_SOCKET) -> Iterator[Path]:
-    """`work`, which stays; None: a new directory, removed afterwards. `longest`: below it, of the paths of sockets.
+def workplace(work: Path | None, longest: str | None = ENGINE_SOCKET) -> Iterator[Path]:
+    """`work`, which stays; None: a new directory, removed afterwards. `longest`: below it, of the paths of sockets, if any.
 
     Raises EnvironmentRefusal (`path_too_long`).
     """
     path = (work or Path(tempfile.mkdtemp(prefix="enginehouse-bench-"))).resolve()
     try:
-        _fits(path, longest, "Choose a shorter one with --work.")
+        if longest is not None:
+            _fits(path, longest, "Choose a shorter one with --work.")
         yield path
     finally:
         if work is None:

@@ -18,8 +18,8 @@ from compose.refusal import EnvironmentRefusal
 from controlplane import lean
 from controlplane.settings import SettingsError
 
-DOWN_S: Final = 45.0
-"""The sum of the deadlines with which `up` ends its children, doubled."""
+DOWN_S: Final = 60.0
+"""The sum of the deadlines with which `up` ends its children and says farewell (47 s), and some more."""
 
 
 @click.command()

@@ -142,7 +142,8 @@ def _devices(devices: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None
             click.echo(f"{one['name']}: pid {other['pid']}{name}, not this plane's, has {human_bytes(other['size_bytes'])}")
     for node in nodes:
         pool = f"{_bytes(node['pool_used_bytes'])} of {human_bytes(node['pool_budget_bytes'])}"
-        click.echo(f"node {node['node']}: {'heard' if node['heard'] else 'SILENT'}, pool {pool}")
+        state = "heard" if node["heard"] else "has left" if node["left"] else "SILENT"
+        click.echo(f"node {node['node']}: {state}, pool {pool}")
         for note in node.get("notes", ()):
             click.echo(f"node {node['node']}: {note}")
 

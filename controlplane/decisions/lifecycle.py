@@ -147,6 +147,7 @@ def ended(draft: Draft, report: ReportEnded) -> None:
     )  # fmt: skip
     draft.emit(event, operation=directive.operation, because=directive.number)
     _return_grant(draft, instance, directive.operation)
+    operations.kept_nowhere(draft, instance, "superseded", f"{instance.instance} was ended first")
     _settled(draft)
 
 
@@ -185,8 +186,9 @@ def gone(draft: Draft, instance: Instance, *, code: str, message: str) -> None:
     operation = instance.directive.operation if instance.directive else None
     _return_grant(draft, instance, operation)
     asked = draft.fleet.operations.get(operation or "")
-    if asked is not None and asked.kind in ("sleep", "checkpoint", "save", "move"):
+    if asked is not None and asked.kind in ("sleep", "move"):
         fail(draft, asked, code, message)
+    operations.kept_nowhere(draft, instance, code, message)
 
 
 def set_back(draft: Draft, name: str, revision: int, *, code: str, message: str, operation: str | None = None) -> None:

@@ -68,19 +68,19 @@ def farewell(draft: Draft, command: Farewell) -> None:
         raise Refused(Code.NO_NODE, f"no node is called {command.node}")
     if not node.incarnation:
         return
-    draft.emit(NodeLeft(node=command.node))
+    left = draft.emit(NodeLeft(node=command.node)).position
     for _, instance in sorted(draft.fleet.instances.items()):
         if instance.node != command.node or instance.rung in (Rung.COLD, Rung.SAVED):
             continue
         number = instance.directive.number if instance.directive else 0
         draft.emit(
             InstanceEnded(node=command.node, instance=instance.instance, directive=number, took_ms=0),
-            operation=instance.directive.operation if instance.directive else None,
-        )
+            operation=instance.directive.operation if instance.directive else None, because=left,
+        )  # fmt: skip
         lifecycle.gone(draft, instance, code="node_left", message=f"{command.node}'s plane was ended")
     for _, weights in sorted(draft.fleet.weights.items()):
         if weights.node == command.node:
-            draft.emit(WeightsDropped(node=command.node, weight_set=weights.weight_set, code="left"))
+            draft.emit(WeightsDropped(node=command.node, weight_set=weights.weight_set, code="left"), because=left)
     advance(draft)
     operations.pursue(draft)
 
@@ -173,7 +173,7 @@ def node_heard(draft: Draft, command: NodeHeard) -> None:
     node = draft.fleet.nodes.get(command.node)
     if node is None:
         raise Refused(Code.NO_NODE, f"no node is called {command.node}")
-    if not node.heard:
+    if not node.heard and node.incarnation:  # else it has left, and this is about the time before
         draft.emit(NodeHeardAgain(node=command.node))
         advance(draft)
 

@@ -121,6 +121,14 @@ def concerned(instance: Instance, operation: Operation) -> bool:
             return instance.rung is Rung.UP
 
 
+def kept_nowhere(draft: Draft, instance: Instance, code: str, message: str) -> None:
+    """One that has ended was to be kept, off its device or on disk, and had not got there."""
+    for asked in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
+        directed = instance.directive is not None and instance.directive.operation == asked.operation
+        if asked.kind in ("checkpoint", "save") and (directed or concerned(instance, asked)):
+            fail(draft, asked, code, message)
+
+
 def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:
     """A sleep waits until a climb has arrived; a stop does not, but leaves alone what is ending anyway."""
     stopping = operation.kind == "stop"

@@ -28,7 +28,10 @@ def no_checkpoint(fleet: Fleet, instance: Instance) -> str | None:
             "CUDA graphs and make them anew, which its model does not ask for (arguments.gang_checkpoint)"
         )
     if instance.directive is not None and instance.directive.code == NOT_CHECKPOINTABLE:
-        return f"{instance.instance} has just tried: its ranks share more than they can give up"
+        return (
+            f"{instance.instance} has tried and could not, event {instance.directive.number} says why: use it once and ask "
+            "again, or stop it"
+        )
     if configuration.engine == "fake":
         return None  # it pretends to hold a GPU, and its node pretends to take it off
     if node is not None and node.no_checkpoint:

@@ -4,6 +4,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from compose.embedded.nats import EmbeddedNats
 from compose.embedded.postgres import EmbeddedPostgres
 from compose.remains import belonging
+from controlplane.events import InstanceFailed
 from controlplane.parties import DECIDER
 from controlplane.plane import Login
 from pool.place import place
@@ -109,9 +111,26 @@ async def test_down_ends_all_of_it_the_log_says_so_and_a_second_down_finds_nothi
     assert not await plane.events("InstanceFailed"), "nothing was lost: it was ended"
     then = plane.cli("status", "--at", over.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "--json")
     [alpha], [node] = (json.loads(then.stdout)[name] for name in ("models", "nodes"))
-    assert (alpha["state"], node["heard"]) == ("cold", False), "as it was meanwhile"
+    assert (alpha["state"], node["heard"], node["left"]) == ("cold", False, True), "as it was meanwhile"
     assert plane.cli("load", "alpha").returncode == 0, "what the log says of it is still true"
     assert plane.cli("audit").returncode == 0
+
+
+async def test_down_ends_a_plane_whose_decider_hears_nothing_and_its_next_worker_says_what_is_lost(
+    start_plane: Callable[..., PlaneUnderTest],
+) -> None:
+    plane = start_plane(ONE)
+    assert plane.cli("load", "alpha").returncode == 0
+    instance = (await plane.serving("alpha")).instance
+    os.kill(plane.child("decider").pid, signal.SIGSTOP)
+    assert plane.cli("down").returncode == 0
+    assert plane.down() == 0
+    assert belonging(plane.data) == []
+    plane.start()
+    assert not await plane.events("NodeLeft")
+    [lost] = [one.event for one in await plane.events("InstanceFailed")]
+    assert isinstance(lost, InstanceFailed) and (lost.instance, lost.code) == (instance, "lost")
+    assert plane.cli("load", "alpha").returncode == 0
 
 
 def test_down_clears_what_a_killed_up_has_left(start_plane: Callable[..., PlaneUnderTest]) -> None:

@@ -18,7 +18,7 @@ from web.views.models import belonging, shares_sleeping, state_of
 def nodes(fleet: Fleet, beats: Mapping[str, NodeBeat]) -> list[shapes.NodeView]:
     return [
         shapes.NodeView(
-            node=node.node, address=node.address, heard=node.heard, version=node.version,
+            node=node.node, address=node.address, heard=node.heard, left=not node.incarnation, version=node.version,
             pool_budget_bytes=node.pool_budget_bytes,
             pool_used_bytes=beats[node.node].pool_used_bytes if node.node in beats else None,
             host=host(fleet, beats, node.node),

@@ -12,6 +12,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     address: str
     heard: bool
+    left: bool
+    """Its plane was ended in order, and has not been started again."""
     version: str
     pool_budget_bytes: int
     pool_used_bytes: int | None

@@ -28,12 +28,11 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def row(recorded: Recorded, devices: Names) -> EventRow:
     name = recorded.type
-    bad = name in BAD and getattr(recorded.event, "code", "") != "lost"  # gone with the plane that ended: nobody's failure
     return EventRow(
         position=recorded.position, at_ms=recorded.at_ms, type=name, stream=recorded.stream,
         stream_words=stream_words(recorded.stream, devices), aggregate=recorded.event.AGGREGATE,
         text=told(recorded.event, devices),
-        tone="bad" if bad else "good" if name in GOOD else "plain", operation=recorded.operation,
+        tone="bad" if name in BAD else "good" if name in GOOD else "plain", operation=recorded.operation,
         because=recorded.because, actor=recorded.actor,
     )  # fmt: skip
 

@@ -123,7 +123,7 @@ def _of_instances(event: AnyEvent) -> str:
         case InstanceSaved() as e:
             return f"{short(e.instance)} saved to {short(e.image)} after {span(e.took_ms)}; no process is left"
         case InstanceEnded() as e:
-            return f"{short(e.instance)} ended after {span(e.took_ms)}"
+            return f"{short(e.instance)} ended {f'after {span(e.took_ms)}' if e.took_ms else 'with its node'}"
         case InstanceFailed(code="lost") as e:
             return f"{short(e.instance)} was gone when its worker started"
         case InstanceFailed() as e:

@@ -49,8 +49,7 @@ def engine_arguments(source: Path, arguments: dict[str, Any], *, bare: bool, ran
             "tensor_parallel_size": ranks, "distributed_executor_backend": "mp", "disable_custom_all_reduce": True,
             "worker_extension_cls": "pool.vllm_rank.Rank",
         }  # fmt: skip
-        if arguments.get("gang_checkpoint"):
-            graphs["pass_config"] = {"fuse_allreduce_rms": False}  # it shares memory, too, of FlashInfer's
+        graphs["pass_config"] = {"fuse_allreduce_rms": False}  # it would share memory of FlashInfer's, too
     if not eager:
         chosen["compilation_config"] = graphs
     return {name: value for name, value in chosen.items() if value is not None}

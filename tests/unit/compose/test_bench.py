@@ -186,7 +186,7 @@ def test_a_bench_works_in_a_directory_of_its_own_that_goes_or_in_the_one_it_was_
     with workplace(None) as place:
         (place / "made").touch()
     assert not place.exists()
-    with workplace(tmp_path / "kept", longest="") as place:
+    with workplace(tmp_path / ("k" * 120), longest=None) as place:
         place.mkdir()
     assert place.exists()
 

@@ -8,6 +8,7 @@ from controlplane.commands import (
     Admit,
     ImageFound,
     Load,
+    ReportEnded,
     ReportFailed,
     ReportImageBuilt,
     ReportImageFailed,
@@ -20,6 +21,7 @@ from controlplane.commands import (
     Tick,
 )
 from controlplane.decisions.limits import OVERDUE_MS
+from controlplane.events import InstanceDirected, OperationFailed, OperationSucceeded
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
@@ -196,3 +198,33 @@ def test_an_image_that_the_plane_does_not_know_is_taken_up() -> None:
     story = plane().when(hello(incarnation="inc_2", images=(ImageFound("img_9", "cfg_x", 10, zero_bytes=5),)))
     found = story.fleet.images["img_9"]
     assert (found.state, found.size_bytes, found.zero_bytes) == ("ok", 10, 5)
+
+
+def test_a_save_of_what_ends_before_it_gets_there_has_not_succeeded() -> None:
+    story = house()
+    name = story.instance_of("a").instance
+    story.when(Save(model="a")).when(Stop(model="a"))
+    number, e = story.directive(name)
+    assert e.rung is Rung.COLD
+    story.when(ReportEnded(node="n1", instance=name, directive=number, took_ms=1)).then(
+        "InstanceEnded", "GrantReturned", ("OperationFailed", {"kind": "save", "code": "superseded"}),
+        ("OperationSucceeded", {"kind": "stop"}),
+    )  # fmt: skip
+
+
+def test_a_save_that_waits_for_a_climb_fails_with_it() -> None:
+    story = house()
+    story.when(Stop(model="a"))
+    name = story.instance_of("a").instance
+    story.when(ReportEnded(node="n1", instance=name, directive=story.directive(name)[0], took_ms=1))
+    story.when(Load(model="a")).when(Save(model="a"))
+    climbing = story.find(InstanceDirected)[-1].instance
+    number, e = story.directive(climbing)
+    assert e.rung is Rung.UP
+    story.when(
+        ReportFailed(
+            node="n1", instance=climbing, directive=number, rung=Rung.COLD, step="connect", code="start_failed", message="so"
+        )
+    )  # fmt: skip
+    assert [(o.kind, o.code) for o in story.find(OperationFailed)] == [("load", "superseded"), ("save", "start_failed")]
+    assert not [o for o in story.find(OperationSucceeded) if o.kind == "save"]

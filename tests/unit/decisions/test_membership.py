@@ -82,6 +82,7 @@ def test_a_plane_that_is_ended_in_order_leaves_nothing_to_be_lost_and_a_climb_go
     )  # fmt: skip
     assert set(story.fleet.instances) == {climbing.instance}
     story.when(Farewell(node="n1")).then_nothing()
+    story.when(NodeHeard(node="n1")).then_nothing()
     story.when(Load(model="a")).then("OperationRequested")
     story.when(hello(devices=3, incarnation="inc_2")).then(
         "NodeJoined", "InstanceCreated", "GrantGiven", ("InstanceDirected", {"model": "a"}),

@@ -44,11 +44,11 @@ def test_code_of_a_model_is_never_run_and_the_tokenizer_never_loaded() -> None:
     assert found["skip_tokenizer_init"] is True
 
 
-def test_ranks_that_are_to_leave_their_gpus_are_compiled_without_what_shares_memory_between_them() -> None:
+def test_ranks_are_compiled_without_what_shares_memory_between_them() -> None:
     compiled = {"compile": True, "gang_checkpoint": True}
     found = engine_arguments(Path("/models/a"), compiled, bare=False, ranks=2)
     assert found["compilation_config"] == {"mode": 3, "pass_config": {"fuse_allreduce_rms": False}}
-    assert engine_arguments(Path("/models/a"), {"compile": True}, bare=False, ranks=2)["compilation_config"] == {"mode": 3}
+    assert engine_arguments(Path("/models/a"), {"compile": True}, bare=False)["compilation_config"] == {"mode": 3}
     assert "gang_checkpoint" not in found
 
 

@@ -1,5 +1,7 @@
 """Silence counts only while we could have heard."""
 
+from msgspec.structs import replace
+
 from controlplane.commands import CloseGateway, NodeHeard, NodeSilent
 from controlplane.events import GatewayOpened, NodeFellSilent, NodeJoined, NodeLeft
 from controlplane.fleet import Fleet, fold
@@ -62,6 +64,21 @@ def test_a_beat_of_another_run_of_the_worker_does_not_count() -> None:
     silence.heard_node(beat("inc_2"), 104.0)
     assert silence.commands(fleet(JOINED), 104.3) == [NodeSilent(node="n1")]
     assert silence.commands(fleet(JOINED, NodeFellSilent(node="n1")), 104.3) == []
+
+
+def test_a_worker_that_has_just_said_hello_has_three_seconds_for_its_first_beat() -> None:
+    silence = listening(100.0, 110.0)
+    assert silence.commands(fleet(), 110.0) == []
+    assert silence.commands(fleet(JOINED), 110.1) == []
+    hear(silence, 110.0, 113.0)
+    assert silence.commands(fleet(JOINED), 113.0) == []
+    hear(silence, 113.0, 113.5)
+    assert silence.commands(fleet(JOINED), 113.5) == [NodeSilent(node="n1")]
+    again = replace(JOINED, incarnation="inc_2")
+    assert silence.commands(fleet(JOINED, again), 113.6) == []
+    silence.heard_node(beat("inc_2"), 114.0)
+    hear(silence, 113.5, 116.0)
+    assert silence.commands(fleet(JOINED, again), 116.0) == []
 
 
 def test_the_last_beats_of_a_worker_whose_plane_has_ended_bring_its_node_back_to_nobody() -> None:
