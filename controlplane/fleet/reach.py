@@ -29,8 +29,8 @@ def no_checkpoint(fleet: Fleet, instance: Instance) -> str | None:
         )
     if instance.directive is not None and instance.directive.code == NOT_CHECKPOINTABLE:
         return (
-            f"{instance.instance} has tried and could not, event {instance.directive.number} says why: use it once and ask "
-            "again, or stop it"
+            f"{instance.instance} has tried and could not: its events since {instance.directive.number} say why. Ask again "
+            "once it was used, or stop it"
         )
     if configuration.engine == "fake":
         return None  # it pretends to hold a GPU, and its node pretends to take it off

@@ -108,11 +108,11 @@ async def test_down_ends_all_of_it_the_log_says_so_and_a_second_down_finds_nothi
     told = [one for one in await plane.events() if one.command == left.command]
     assert [one.type for one in told] == ["NodeLeft", "InstanceEnded", "GrantReturned", "WeightsDropped"]
     assert told[1].stream == f"instance:{instance}"
-    assert not await plane.events("InstanceFailed"), "nothing was lost: it was ended"
     then = plane.cli("status", "--at", over.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "--json")
     [alpha], [node] = (json.loads(then.stdout)[name] for name in ("models", "nodes"))
     assert (alpha["state"], node["heard"], node["left"]) == ("cold", False, True), "as it was meanwhile"
     assert plane.cli("load", "alpha").returncode == 0, "what the log says of it is still true"
+    assert not await plane.events("InstanceFailed"), "nothing was lost: it was ended"
     assert plane.cli("audit").returncode == 0
 
 
@@ -127,9 +127,13 @@ async def test_down_ends_a_plane_whose_decider_hears_nothing_and_its_next_worker
     assert plane.down() == 0
     assert belonging(plane.data) == []
     plane.start()
+
+    async def found() -> list[InstanceFailed]:
+        return [one.event for one in await plane.events("InstanceFailed") if isinstance(one.event, InstanceFailed)]
+
+    [lost] = await plane.until(found, "the next worker has looked")
     assert not await plane.events("NodeLeft")
-    [lost] = [one.event for one in await plane.events("InstanceFailed")]
-    assert isinstance(lost, InstanceFailed) and (lost.instance, lost.code) == (instance, "lost")
+    assert (lost.instance, lost.code) == (instance, "lost")
     assert plane.cli("load", "alpha").returncode == 0
 
 
