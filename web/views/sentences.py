@@ -173,7 +173,7 @@ def _of_models(event: AnyEvent) -> str:
         case WeightsDismissed() as e:
             return f"told to leave the pool ({e.code})"
         case WeightsDropped() as e:
-            return f"left the pool ({e.code})"
+            return "gone with its node's pool" if e.code == "left" else f"left the pool ({e.code})"
         case _:
             return _of_images(event)
 

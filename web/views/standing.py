@@ -111,7 +111,8 @@ def standing(fleet: Fleet, beats: Mapping[str, NodeBeat], instance: Instance) ->
     if instance.health is not Health.OK:
         return Standing(tone="failed", words=instance.health.value, since_ms=instance.since_ms)
     if gone := away(node):
-        return Standing(tone="failed", words=f"{instance.rung.value}, node {gone}", since_ms=instance.since_ms)
+        tone = "failed" if node is not None and node.incarnation else "cold"  # one that has left is as it was meant to be
+        return Standing(tone=tone, words=f"{instance.rung.value}, node {gone}", since_ms=instance.since_ms)
     if directive is None or instance.activity is Activity.SETTLED:
         tone = {Rung.UP: "up", Rung.COLD: "cold"}.get(instance.rung, "sleep")
         return Standing(

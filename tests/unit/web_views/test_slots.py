@@ -117,7 +117,10 @@ def test_a_silent_node_and_an_overdue_transition_are_marked() -> None:
     assert isinstance(silent.runs[0], Held)
     assert silent.runs[0].standing.words == "up, node is silent"
     plane.emit(NodeLeft(node="n1"))
-    assert devices(plane.fleet, plane.beats)[0].away == "has left"
+    left = devices(plane.fleet, plane.beats)[0]
+    assert left.away == "has left"
+    assert isinstance(left.runs[0], Held)
+    assert (left.runs[0].standing.tone, left.runs[0].standing.words) == ("cold", "up, node has left")
 
 
 def test_returned_cells_are_free_again() -> None:
