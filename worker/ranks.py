@@ -15,7 +15,7 @@ def members(record: Record) -> tuple[Process, ...]:
     if engine is None:
         return ()
     own = {one.pid: one for one in processes.in_session(engine.pid) if one.pid != engine.pid}
-    if not record.ranks or record.pretends:
+    if record.pretends:
         return tuple(own[pid] for pid in sorted(own))
     on = _pids(record)
     return tuple(own[on[device]] for device in record.ranks if on.get(device) in own)

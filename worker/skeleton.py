@@ -73,8 +73,7 @@ async def start_engine(local: LocalInstance) -> None:
     )  # fmt: skip
     local.directory.edit(  # before there is one: should this worker die now, the next one knows what it finds
         kind=spec.engine, checked=False, checked_sets=(), woken=None, left_device=None, unproven=None, members=(),
-        skeleton_bytes=0,
-        **pretence(spec.engine, spec.arguments),
+        skeleton_bytes=0, **pretence(spec.engine, spec.arguments),
     )  # fmt: skip
     try:
         held = await _started(local, argv)
@@ -109,13 +108,13 @@ async def _started(local: LocalInstance, argv: tuple[str, ...]) -> Held:
 def _on_device(local: LocalInstance) -> tuple[str, ...]:
     """Where a skeleton on a GPU is started, for good, and whether it need read no weights. Raises StepFailed."""
     assert local.shelved is not None
-    number = local.shelved.model.spec.gpus
+    ranks = local.shelved.model.spec.gpus
     if not local.seen.own_layout:
-        return ("--ranks", str(number)) if number > 1 else ()
+        return ("--ranks", str(ranks)) if ranks > 1 else ()
     devices = local.record.devices
-    if len(devices) != number or not all(map(local.site.is_gpu, devices)):
+    if len(devices) != ranks or not all(map(local.site.is_gpu, devices)):
         has = " and ".join(devices) or "no device"
-        raise StepFailed("wrong_device", f"its cells are of {has}, which is not {number} of this node's GPUs")
+        raise StepFailed("wrong_device", f"its cells are of {has}, which is not {ranks} of this node's GPUs")
     device = ",".join(devices)
     return ("--device", device) if local.seen.staged is None else ("--device", device, "--bare")
 

@@ -122,11 +122,18 @@ def concerned(instance: Instance, operation: Operation) -> bool:
 
 
 def kept_nowhere(draft: Draft, instance: Instance, code: str, message: str) -> None:
-    """One that has ended was to be kept, off its device or on disk, and had not got there."""
+    """One that has ended was to be kept, off its device or on disk, and had not got there. If others are, it may have been
+    ending before that was asked for."""
     for asked in sorted(draft.fleet.operations.values(), key=lambda o: o.order):
-        directed = instance.directive is not None and instance.directive.operation == asked.operation
-        if asked.kind in ("checkpoint", "save") and (directed or concerned(instance, asked)):
+        if asked.kind not in ("checkpoint", "save"):
+            continue
+        alone = not any(_directed(i, asked) or concerned(i, asked) for i in draft.fleet.instances.values())
+        if _directed(instance, asked) or (alone and concerned(instance, asked)):
             fail(draft, asked, code, message)
+
+
+def _directed(instance: Instance, operation: Operation) -> bool:
+    return instance.directive is not None and instance.directive.operation == operation.operation
 
 
 def _direct(draft: Draft, instance: Instance, operation: Operation) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from compose.process import Identity
 from controlplane.events import InstanceFailed, InstanceUp
+from controlplane.fleet import Instance
 from controlplane.rungs import Activity
 from tests.plane import PlaneUnderTest, grants_overlap, running
 from tests.standin.engine import CLINGS, SHARES
@@ -49,6 +50,14 @@ async def say(plane: PlaneUnderTest, name: str, tokens: int = 12) -> str:
     async with plane.openai() as client:
         answer = await client.completions.create(model=name, prompt="Once upon a time", max_tokens=tokens, temperature=0)
     return answer.choices[0].text
+
+
+async def _pair(plane: PlaneUnderTest) -> tuple[Instance, Identity, list[Identity]]:
+    """The gang that is up, its engine's own process, and those of its ranks."""
+    instance = await plane.serving("pair")
+    engine = plane.part(instance.instance, "engine")
+    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    return instance, engine, ranks
 
 
 async def test_each_rank_of_a_gang_has_a_set_of_its_own_on_its_own_gpu(plane: PlaneUnderTest, machine: Path) -> None:
@@ -103,9 +112,7 @@ async def test_a_gang_that_does_not_come_back_whole_is_started_anew_and_nobody_i
     plane: PlaneUnderTest, machine: Path, fault: str
 ) -> None:
     first = await say(plane, "pair")
-    instance = await plane.serving("pair")
-    engine = plane.part(instance.instance, "engine")
-    ranks = [found for one in in_session(engine.pid) if (found := Identity.of(one.pid))]
+    instance, engine, ranks = await _pair(plane)
     if fault == CLINGS:
         (machine / CLINGS).touch()
     assert plane.cli("checkpoint", "pair").returncode == 0
@@ -143,9 +150,7 @@ async def test_a_rank_that_is_killed_off_its_gpu_is_the_gangs_end_and_the_next_r
     plane: PlaneUnderTest, machine: Path
 ) -> None:
     first, before = await say(plane, "pair"), await plane.head()
-    instance = await plane.serving("pair")
-    engine = plane.part(instance.instance, "engine")
-    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    instance, engine, ranks = await _pair(plane)
     assert plane.cli("checkpoint", "pair").returncode == 0
     plane.kill(ranks[0])
     await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed")
@@ -162,9 +167,7 @@ async def test_a_rank_that_is_killed_takes_all_and_leaves_both_gpus_as_they_were
 ) -> None:
     assert plane.cli("stop", "solo").returncode == 0
     first, before = await say(plane, "pair"), await plane.head()
-    instance = await plane.serving("pair")
-    engine = plane.part(instance.instance, "engine")
-    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    instance, engine, ranks = await _pair(plane)
     plane.kill(ranks[-1])
     await plane.until_fleet(lambda fleet: instance.instance not in fleet.instances, "the gang has failed")
     for one in (engine, *ranks):
@@ -183,9 +186,7 @@ async def test_a_rank_that_never_answers_ends_the_gang_at_its_deadline_and_who_w
     plane: PlaneUnderTest, machine: Path
 ) -> None:
     first, before = await say(plane, "pair"), await plane.head()
-    instance = await plane.serving("pair")
-    engine = plane.part(instance.instance, "engine")
-    ranks = [found for one in in_session(engine.pid) if one.pid != engine.pid and (found := Identity.of(one.pid))]
+    instance, engine, ranks = await _pair(plane)
     assert plane.cli("sleep", "pair").returncode == 0
     os.kill(ranks[-1].pid, signal.SIGSTOP)
     asked = asyncio.create_task(say(plane, "pair"))

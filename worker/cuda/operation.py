@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from worker.cuda.step import Said
-from worker.cuda.surgeon import CudaState
 from worker.failure import StepFailed
 
 READY_S: Final = 20.0
@@ -140,10 +139,3 @@ async def operate(
     said = await operation.carry_out(pids, deadline_s)
     await operation.end()
     return said
-
-
-async def state_of(theatre: Theatre, pid: int) -> CudaState:
-    """Raises StepFailed."""
-    (said,) = await operate(theatre, (pid,), ("state",), deadline_s=STATE_S)
-    assert said.state is not None
-    return said.state

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from worker import processes
-from worker.cuda.operation import Operation, Theatre, operate, state_of
+from worker.cuda.operation import STATE_S, Operation, Theatre, operate
 from worker.cuda.surgeon import CudaState
 from worker.failure import StepFailed
 from worker.local import LocalInstance
@@ -28,6 +28,11 @@ def pid() -> Iterator[int]:
     yield child.pid
     child.kill()
     child.wait()
+
+
+async def state_of(theatre: Theatre, pid: int) -> CudaState | None:
+    [said] = await operate(theatre, (pid,), ("state",), deadline_s=STATE_S)
+    return said.state
 
 
 async def test_down_and_up_again(pid: int, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from controlplane.commands import (
     ReportImageRefused,
     ReportImageRemoved,
     ReportSaved,
+    ReviseModel,
     Save,
     Sleep,
     Stop,
@@ -25,7 +26,7 @@ from controlplane.events import InstanceDirected, OperationFailed, OperationSucc
 from controlplane.refusal import Code
 from controlplane.rungs import Rung
 from controlplane.spec import Idle
-from tests.unit.decisions.spec import Story, hello, plane, spec, with_models
+from tests.unit.decisions.spec import Story, hello, inspected, plane, spec, with_models
 
 MINUTE = 60_000
 
@@ -228,3 +229,21 @@ def test_a_save_that_waits_for_a_climb_fails_with_it() -> None:
     )  # fmt: skip
     assert [(o.kind, o.code) for o in story.find(OperationFailed)] == [("load", "superseded"), ("save", "start_failed")]
     assert not [o for o in story.find(OperationSucceeded) if o.kind == "save"]
+
+
+def test_a_save_of_one_is_no_failure_because_another_of_the_model_was_ending_already() -> None:
+    story = house(cold_ms=MINUTE)
+    other = story.instance_of("a").instance
+    story.when(Sleep(model="a")).report_slept(other)
+    revised = spec("a", size=800, source="b", idle=Idle(cold_ms=MINUTE))
+    story.when(ReviseModel(spec=revised)).when(inspected(revised, 2)).when(Load(model="a"))
+    up = story.find(InstanceDirected)[-1].instance
+    assert up != other
+    story.report_up("a").when(Tick(), after_ms=MINUTE)
+    number, ending = story.directive(other)
+    assert ending.rung is Rung.COLD
+    story.when(Save(model="a"))
+    story.when(ReportEnded(node="n1", instance=other, directive=number, took_ms=1))
+    assert not story.find(OperationFailed)
+    saved(built(story, configuration="cfg_fake:b"), up)
+    assert story.find(OperationSucceeded)[-1].kind == "save"
